@@ -1,0 +1,79 @@
+"""The errors that pipelab raises: each says what was asked, what was found, where, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class PipelabError(Exception):
+    """The parent of every error that pipelab raises on purpose."""
+
+
+class SizeError(PipelabError, ValueError):
+    """A count (ranks, stages, micro-batches, samples) is no integer, or not one that this can work with."""
+
+
+class ScheduleError(PipelabError, ValueError):
+    """A schedule is not complete, not well formed, or in an order that can never run; lists every reason."""
+
+    def __init__(self, headline: str, reasons: Iterable[str] = ()) -> None:
+        self.reasons = tuple(reasons)
+        if self.reasons:
+            count = "1 reason" if len(self.reasons) == 1 else f"{len(self.reasons)} reasons"
+            headline = f"{headline}, {count}:\n  " + "\n  ".join(self.reasons)
+        super().__init__(headline)
+
+
+class CostError(PipelabError, ValueError):
+    """A time, delay or memory figure is negative, not a number, or given for the wrong number of stages."""
+
+
+class PartitionError(PipelabError, ValueError):
+    """The layers cannot be cut into the stages that were asked for."""
+
+
+class EngineError(PipelabError, RuntimeError):
+    """A pipeline was asked for something that it cannot run: model, data, loss, device or state."""
+
+
+class CheckpointError(PipelabError, RuntimeError):
+    """A file is no checkpoint of this model, or it is damaged."""
+
+
+class MissingPackageError(PipelabError, ImportError):
+    """Something needs a package of an extra that is not installed; the message has the command."""
+
+
+class RankError(PipelabError, RuntimeError):
+    """A rank raised, died or gave no answer in time.
+
+    `rank` is the rank that is the cause (None where all of them gave no answer), `exception_type` the class name of what
+    it raised (None where it died), `remote_traceback` that rank's own traceback as text.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        exception_type: str | None = None,
+        remote_traceback: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.exception_type = exception_type
+        self.remote_traceback = remote_traceback
+
+
+def positive_integer(name: str, value: object, *, minimum: int = 1) -> int:
+    """`value` as an int, or a `SizeError` that names it: sizes are whole numbers of at least `minimum`."""
+    try:
+        whole = not isinstance(value, bool) and int(value) == value  # type: ignore[call-overload]
+    except (TypeError, ValueError, OverflowError):
+        whole = False
+    if not whole:
+        raise SizeError(f"{name} must be a whole number, got {value!r}")
+    number = int(value)  # type: ignore[call-overload]
+    if number < minimum:
+        raise SizeError(f"{name} must be at least {minimum}, got {number}")
+    return number
