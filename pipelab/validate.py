@@ -1,0 +1,101 @@
+"""Is a schedule complete, and can it run? Every violation at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from pipelab.action import Action, Kind
+from pipelab.dependencies import graph, waits
+from pipelab.errors import ScheduleError
+from pipelab.schedule import Schedule
+
+_WHY = {
+    Kind.B: "a backward needs its own forward",
+    Kind.I: "a backward needs its own forward",
+    Kind.W: "the weight gradient needs its own I",
+    Kind.U: "an update needs the weight gradient",
+}
+
+
+def validate(schedule: Schedule) -> None:
+    """Return None where `schedule` is complete and its order can run; otherwise raise ScheduleError with every reason.
+
+    Complete: each stage has, for each micro-batch, one F and either one B or one I and one W, all on the rank that holds
+    the stage. Can run: no action comes before one that it needs, on its own rank or around a circle of ranks.
+    """
+    reasons = [*_misplaced(schedule), *_incomplete(schedule)]
+    reasons += _too_early(schedule)
+    if not reasons:  # with actions missing or out of order on a rank, a circle would only repeat those reasons
+        reasons += _circle(schedule)
+    if reasons:
+        raise ScheduleError(f"schedule {schedule.name!r} cannot run", reasons)
+
+
+def _misplaced(schedule: Schedule) -> list[str]:
+    reasons = []
+    stages, batches = schedule.num_stages, schedule.num_microbatches
+    for rank in sorted(set(schedule.placement)):
+        if not 0 <= rank < schedule.num_ranks:
+            reasons.append(
+                f"stage {schedule.placement.index(rank)} is placed on rank {rank}, but there are {schedule.num_ranks} ranks"
+            )
+    for rank, order in enumerate(schedule.ranks):
+        if not order:
+            reasons.append(f"rank {rank} has nothing to do")
+        for position, action in enumerate(order):
+            stage, _, microbatch = action
+            if stage >= stages:
+                reason = f"names stage {stage}, but there are {stages} (0 to {stages - 1})"
+            elif microbatch >= batches:
+                reason = f"names micro-batch {microbatch}, but there are {batches} (0 to {batches - 1})"
+            elif schedule.placement[stage] != rank:
+                reason = f"belongs to stage {stage}, which is on rank {schedule.placement[stage]}"
+            else:
+                continue
+            reasons.append(f"rank {rank}, position {position}: {action} {reason}")
+    return reasons
+
+
+def _incomplete(schedule: Schedule) -> list[str]:
+    reasons = []
+    count = Counter(action for order in schedule.ranks for action in order)
+    if len(count) != schedule.num_actions:
+        reasons += [f"{action} appears {times} times" for action, times in sorted(count.items()) if times > 1]
+    for stage in range(schedule.num_stages):
+        rank = schedule.placement[stage]
+        for microbatch in range(schedule.num_microbatches):
+            f, b, i, w = (Action(stage, kind, microbatch) in count for kind in (Kind.F, Kind.B, Kind.I, Kind.W))
+            if not f:
+                reasons.append(f"rank {rank}: {stage}F{microbatch} is missing")
+            if b and (i or w):
+                extra = " and ".join(f"{stage}{kind}{microbatch}" for kind, has in (("I", i), ("W", w)) if has)
+                reasons.append(
+                    f"rank {rank}: {stage}B{microbatch} and {extra}: B is I and W together, so write one or the other"
+                )
+            elif not b and not i and not w:
+                reasons.append(f"rank {rank}: {stage}B{microbatch} is missing")
+            elif not b and not (i and w):
+                has, lacks = ("I", "W") if i else ("W", "I")
+                reasons.append(
+                    f"rank {rank}: {stage}{lacks}{microbatch} is missing ({stage}{has}{microbatch} is there, so B is split)"
+                )
+    return reasons
+
+
+def _too_early(schedule: Schedule) -> list[str]:
+    g = graph(schedule)
+    reasons = []
+    for index, source in enumerate(g.own):
+        if source > index and g.rank_of(source) == g.rank_of(index):
+            action = g.actions[index]
+            reasons.append(f"{g.place(index)}: {action} comes before {g.actions[source]} ({_WHY[action.kind]})")
+    return reasons
+
+
+def _circle(schedule: Schedule) -> list[str]:
+    g = graph(schedule)
+    return [
+        f"{g.place(index)}: {g.actions[index]} waits for {g.actions[source]} at {g.place(source)}, "
+        + ("later in its own order" if g.rank_of(source) == rank else "which is never reached")
+        for rank, index, source in waits(schedule)
+    ]
