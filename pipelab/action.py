@@ -28,7 +28,7 @@ class Kind(str, Enum):
     # C-level hash and text: schedules hold millions of actions, and they are dictionary keys
     __hash__ = str.__hash__
     __str__ = str.__str__
-    __format__ = str.__format__
+    __format__ = str.__format__  # type: ignore[assignment]
 
 
 _TEXT = re.compile(r"(\d+)([FBIWU])(\d+)")

@@ -70,7 +70,7 @@ class Costs:
         object.__setattr__(self, "boundary_bytes", _times("boundary_bytes", boundary_bytes))
 
     @property
-    def B(self) -> float | tuple[float, ...]:
+    def B(self) -> float | tuple[float, ...]:  # noqa: N802  the field's letter
         """The full backward: I + W, a number or one a stage."""
         if isinstance(self.I, tuple) or isinstance(self.W, tuple):
             length = len(self.I) if isinstance(self.I, tuple) else len(self.W)  # type: ignore[arg-type]
@@ -126,11 +126,9 @@ def _number(name: str, value: object) -> float:
     return number
 
 
-def _times(name: str, value: Time) -> float | tuple[float, ...]:
-    if isinstance(value, str) or not isinstance(value, Sequence) and not hasattr(value, "tolist"):
-        return _number(name, value)
-    entries = value.tolist() if hasattr(value, "tolist") else list(value)  # numpy arrays and torch tensors too
-    if not isinstance(entries, list):
+def _times(name: str, value: object) -> float | tuple[float, ...]:
+    entries = value.tolist() if hasattr(value, "tolist") else value  # numpy arrays and torch tensors too
+    if isinstance(entries, str) or not isinstance(entries, Sequence):
         return _number(name, entries)
     if not entries:
         raise CostError(f"{name} is an empty sequence; give one number, or one a stage")
@@ -142,6 +140,6 @@ def _spread(name: str, times: float | tuple[float, ...], num_stages: int) -> tup
         return (times,) * num_stages
     if len(times) != num_stages:
         raise CostError(
-            f"{name} has {len(times)} entries, but the schedule has {num_stages} stages: give one number, or one a stage"
+            f"{name} has {len(times)} entries, but there are {num_stages} stages: give one number, or one a stage"
         )
     return times

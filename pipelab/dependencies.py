@@ -53,9 +53,10 @@ READS_NEIGHBOUR: dict[Kind, tuple[int, int] | None] = {
 class Graph:
     """The dependencies of one schedule, by index into `actions` (rank 0's order, then rank 1's, and so on).
 
-    `own[i]` and `neighbour[i]` are the actions that i needs, of its own stage and of a neighbouring one; -1 where it needs
-    none, or where the schedule lacks it. `first[r]` is where rank r begins; `first[num_ranks]` is the number of actions.
-    `crosses[i]`: the neighbour's value comes from another rank. `reader[i]`: which action on another rank reads what i makes.
+    `own[i]` and `neighbour[i]` are the actions that i needs, of its own stage and of a neighbouring one; -1 where it
+    needs none, or where the schedule lacks it. `first[r]` is where rank r begins; `first[num_ranks]` is the number of
+    actions. `crosses[i]`: the neighbour's value comes from another rank. `reader[i]`: which action on another rank
+    reads what i makes.
     """
 
     actions: list[Action]
@@ -94,17 +95,18 @@ def _work_out(schedule: Schedule) -> Graph:
     # maker[value] = index of the action that makes it; a value is numbered (stage, micro-batch, which)
     maker = [-1] * (3 * stages * batches)
     for index, (stage, kind, microbatch) in enumerate(actions):
-        if stage < stages and microbatch < batches:
+        if 0 <= stage < stages and 0 <= microbatch < batches:
             value = 3 * (stage * batches + microbatch)
             for which in MAKES[kind]:
                 maker[value + which] = index
 
     own, neighbour, crosses = [-1] * len(actions), [-1] * len(actions), [False] * len(actions)
     reader = [-1] * len(actions)
-    # per kind and stage: how far its neighbour's value lies from (stage, micro-batch, 0), and whether another rank makes it
+    # per kind and stage: how far its neighbour's value lies from (stage, micro-batch, 0), and whether another rank
+    # makes it
     step = {kind: _neighbour_steps(schedule, kind) for kind in Kind}
     for index, (stage, kind, microbatch) in enumerate(actions):
-        if stage >= stages or microbatch >= batches:
+        if not (0 <= stage < stages and 0 <= microbatch < batches):
             continue
         value = 3 * (stage * batches + microbatch)
         mine = READS_OWN[kind]
@@ -147,7 +149,8 @@ def needs(action: Action, schedule: Schedule) -> tuple[Action, ...]:
 def blocked(schedule: Schedule) -> dict[int, int]:
     """Which ranks can never finish, each with the index of the action at which it stops; empty where all can.
 
-    Every rank goes through its order and waits where a value that it needs is not made yet: takes time linear in actions.
+    Every rank goes through its order and waits where a value that it needs is not made yet: takes time linear in
+    actions.
     """
     g = graph(schedule)
     position, waiting = g.first[:-1], {}

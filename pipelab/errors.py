@@ -47,8 +47,8 @@ class MissingPackageError(PipelabError, ImportError):
 class RankError(PipelabError, RuntimeError):
     """A rank raised, died or gave no answer in time.
 
-    `rank` is the rank that is the cause (None where all of them gave no answer), `exception_type` the class name of what
-    it raised (None where it died), `remote_traceback` that rank's own traceback as text.
+    `rank` is the rank that is the cause (None where all of them gave no answer), `exception_type` the class name of
+    what it raised (None where it died), `remote_traceback` that rank's own traceback as text.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class RankError(PipelabError, RuntimeError):
 def positive_integer(name: str, value: object, *, minimum: int = 1) -> int:
     """`value` as an int, or a `SizeError` that names it: sizes are whole numbers of at least `minimum`."""
     try:
-        whole = not isinstance(value, bool) and int(value) == value  # type: ignore[call-overload]
+        number = int(value)  # type: ignore[call-overload]
+        whole = not isinstance(value, (bool, str)) and number == value
     except (TypeError, ValueError, OverflowError):
         whole = False
     if not whole:
         raise SizeError(f"{name} must be a whole number, got {value!r}")
-    number = int(value)  # type: ignore[call-overload]
     if number < minimum:
         raise SizeError(f"{name} must be at least {minimum}, got {number}")
-    return number
+    return int(number)

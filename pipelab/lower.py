@@ -90,8 +90,9 @@ def lower(schedule: Schedule) -> Program:
 def validate_program(program: Program) -> None:
     """Prove that `program` ends even when every send blocks until its receive; otherwise raise ScheduleError.
 
-    Runs it under exactly that rule. Programs of this kind have no choices, so if one order of events ends, every one does.
-    The error says where each rank stands. Also refused: an action that runs before a value of another rank is received.
+    Runs it under exactly that rule. Programs of this kind have no choices, so if one order of events ends, every one
+    does. The error says where each rank stands. Also refused: an action that runs before a value of another rank is
+    received.
     """
     ranks = program.ranks
     position = [0] * len(ranks)

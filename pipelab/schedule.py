@@ -1,7 +1,7 @@
 """A schedule: for every rank, in which order it works through its actions. Pure data, no times.
 
-Times are a result, so they stand in a Trace. A schedule may be wrong (a book needs wrong ones too): whether it can run is
-the business of `pipelab.validate`.
+Times are a result, so they stand in a Trace. A schedule may be wrong (a book needs wrong ones too): whether it can run
+is the business of `pipelab.validate`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _COMMUNICATION = re.compile(r"\d+(?:(?:SEND|RECV)_[FB]\d+|UNSHARD\d*|RESHARD\d*|
 class Schedule:
     """The order of actions on every rank.
 
-    `ranks[r]` is rank r's tuple of actions; `placement[s]` is the rank that holds stage s, read off the orders where it is
-    not given; `num_microbatches` is one more than the largest micro-batch named, where it is not given.
+    `ranks[r]` is rank r's tuple of actions; `placement[s]` is the rank that holds stage s, read off the orders where
+    it is not given; `num_microbatches` is one more than the largest micro-batch named, where it is not given.
     Two schedules with the same orders are equal, whatever they are called.
     """
 
@@ -131,7 +131,7 @@ class Schedule:
 
     def to_csv(self, path: str | Path) -> None:
         """Write one row a rank, one action a cell, as `_PipelineScheduleRuntime._load_csv` reads it; U is left out."""
-        with open(path, "w", newline="") as file:
+        with Path(path).open("w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerows([str(a) for a in order if a.kind is not Kind.U] for order in self.ranks)
 
@@ -142,7 +142,7 @@ class Schedule:
         Empty cells (idle slots) and communications of a lowered dump are dropped; an overlapped pair becomes F, then B.
         Raises ScheduleError, with row and column, on a cell that is none of these.
         """
-        with open(path, newline="") as file:
+        with Path(path).open(newline="") as file:
             grid = list(csv.reader(file))
         while grid and not any(cell.strip() for cell in grid[-1]):
             grid.pop()  # blank lines at the end; one in the middle is a rank without work, which validate names

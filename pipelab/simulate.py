@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import repeat
 from typing import Literal
 
 from pipelab.action import Kind
 from pipelab.costs import Costs, Link
 from pipelab.dependencies import Graph, graph
-from pipelab.errors import CostError, ScheduleError
+from pipelab.errors import CostError
 from pipelab.schedule import Schedule
 from pipelab.trace import Message, Span, Trace
 from pipelab.validate import validate
@@ -27,14 +26,11 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, remat: bool | Re
     """
     if remat not in (False, True, "early", "late"):
         raise CostError(f"remat must be False, True, 'early' or 'late', got {remat!r}")
+    validate(schedule)
     costs = Costs() if costs is None else costs
     g = graph(schedule)
     times = costs.per_stage(schedule.num_stages)
-    try:
-        duration = [times[kind][stage] for stage, kind, _ in g.actions]
-    except IndexError:
-        validate(schedule)
-        raise
+    duration = [times[kind][stage] for stage, kind, _ in g.actions]
     again = [0.0] * len(duration)
     if remat:
         forward = times[Kind.F]
@@ -63,8 +59,8 @@ class _Clock:
     def run(self, duration: list[float], again: list[float], *, early: bool) -> list[float]:
         """The start of every action; `again` is the time of the recomputation before it."""
         g, hop, link = self.g, self.hop, self.link
-        own, neighbour = g.own, g.neighbour
-        recomputes = any(again)
+        neighbour = g.neighbour  # what the own stage makes comes earlier in the same order, so only neighbours make
+        wait recomputes = any(again)
         start = [0.0] * len(duration)
         arrival = [-1.0] * len(duration)  # when an action's value is where its neighbour reads it; -1: not yet
         began_again = [0.0] * len(duration) if recomputes else []
@@ -83,8 +79,6 @@ class _Clock:
                     if needed < 0.0:
                         waiting[source] = rank
                         break
-                if own[index] >= index:
-                    break  # comes later in this order: the schedule cannot run
                 if recomputes and again[index]:
                     begin = now if early else max(now, needed)
                     began_again[index] = begin
@@ -101,9 +95,6 @@ class _Clock:
                     ready.append(waiting.pop(index))
                 index += 1
             position[rank], clock[rank] = index, now
-        if any(index < g.first[rank + 1] for rank, index in enumerate(position)):
-            validate(self.schedule)
-            raise ScheduleError(f"schedule {self.schedule.name!r} cannot run")
         self.arrival, self.began_again = arrival, began_again
         return start
 
@@ -142,10 +133,12 @@ def _with_recomputation(spans: tuple[Span, ...], began: list[float], again: list
 def _messages(
     schedule: Schedule, g: Graph, costs: Costs, end: list[float], arrival: list[float]
 ) -> tuple[Message, ...]:
-    weight = _message_bytes(schedule, g, costs) if costs.boundary_bytes else repeat(0.0)
+    weight = _message_bytes(schedule, g, costs) if costs.boundary_bytes else [0.0] * len(end)
     rank_of = [rank for rank in range(schedule.num_ranks) for _ in range(g.first[rank], g.first[rank + 1])]
     return tuple(
         Message(action, g.actions[reader], rank, rank_of[reader], sent, arrived, size)
-        for action, reader, rank, sent, arrived, size in zip(g.actions, g.reader, rank_of, end, arrival, weight)
+        for action, reader, rank, sent, arrived, size in zip(
+            g.actions, g.reader, rank_of, end, arrival, weight, strict=True
+        )
         if reader >= 0
     )

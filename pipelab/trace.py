@@ -22,8 +22,9 @@ Source = Literal["simulated", "paced", "measured"]
 class Span(NamedTuple):
     """One action on one rank, from `start` to `end` (seconds, or the unit of the costs).
 
-    `recompute` marks the second run of a forward under rematerialization. `version` is the weights' version that the action
-    used, where that matters. `late` is how far a paced run's action ended behind its virtual deadline, in seconds.
+    `recompute` marks the second run of a forward under rematerialization. `version` is the weights' version that the
+    action used, where that matters. `late` is how far a paced run's action ended behind its virtual deadline, in
+    seconds.
     """
 
     rank: int
@@ -181,11 +182,12 @@ class Trace:
     ) -> None:
         """Write the trace as JSON that Perfetto and chrome://tracing open: a row a rank, an arrow a message.
 
-        One unit of time is written as one second. `counters` adds curves: a name, and for each rank (time, value) pairs.
+        One unit of time is written as one second. `counters` adds curves: a name, and for each rank (time, value)
+        pairs.
         """
         import json
 
-        with open(path, "w") as file:
+        with Path(path).open("w") as file:
             json.dump({"displayTimeUnit": "ms", "traceEvents": self._chrome_events(counters or {})}, file)
 
     def _chrome_events(self, counters: dict[str, Sequence[Sequence[tuple[float, float]]]]) -> list[dict[str, Any]]:

@@ -20,15 +20,19 @@ _WHY = {
 def validate(schedule: Schedule) -> None:
     """Return None where `schedule` is complete and its order can run; otherwise raise ScheduleError with every reason.
 
-    Complete: each stage has, for each micro-batch, one F and either one B or one I and one W, all on the rank that holds
-    the stage. Can run: no action comes before one that it needs, on its own rank or around a circle of ranks.
+    Complete: each stage has, for each micro-batch, one F and either one B or one I and one W, all on the rank that
+    holds the stage. Can run: no action comes before one that it needs, on its own rank or around a circle of ranks.
+    The verdict is kept with the schedule, so that asking again costs nothing.
     """
+    if schedule.__dict__.get("_valid"):
+        return
     reasons = [*_misplaced(schedule), *_incomplete(schedule)]
     reasons += _too_early(schedule)
     if not reasons:  # with actions missing or out of order on a rank, a circle would only repeat those reasons
         reasons += _circle(schedule)
     if reasons:
         raise ScheduleError(f"schedule {schedule.name!r} cannot run", reasons)
+    schedule.__dict__["_valid"] = True
 
 
 def _misplaced(schedule: Schedule) -> list[str]:
@@ -36,17 +40,16 @@ def _misplaced(schedule: Schedule) -> list[str]:
     stages, batches = schedule.num_stages, schedule.num_microbatches
     for rank in sorted(set(schedule.placement)):
         if not 0 <= rank < schedule.num_ranks:
-            reasons.append(
-                f"stage {schedule.placement.index(rank)} is placed on rank {rank}, but there are {schedule.num_ranks} ranks"
-            )
+            stage, ranks = schedule.placement.index(rank), schedule.num_ranks
+            reasons.append(f"stage {stage} is placed on rank {rank}, but there are {ranks} ranks")
     for rank, order in enumerate(schedule.ranks):
         if not order:
             reasons.append(f"rank {rank} has nothing to do")
         for position, action in enumerate(order):
             stage, _, microbatch = action
-            if stage >= stages:
+            if not 0 <= stage < stages:
                 reason = f"names stage {stage}, but there are {stages} (0 to {stages - 1})"
-            elif microbatch >= batches:
+            elif not 0 <= microbatch < batches:
                 reason = f"names micro-batch {microbatch}, but there are {batches} (0 to {batches - 1})"
             elif schedule.placement[stage] != rank:
                 reason = f"belongs to stage {stage}, which is on rank {schedule.placement[stage]}"
@@ -76,9 +79,8 @@ def _incomplete(schedule: Schedule) -> list[str]:
                 reasons.append(f"rank {rank}: {stage}B{microbatch} is missing")
             elif not b and not (i and w):
                 has, lacks = ("I", "W") if i else ("W", "I")
-                reasons.append(
-                    f"rank {rank}: {stage}{lacks}{microbatch} is missing ({stage}{has}{microbatch} is there, so B is split)"
-                )
+                why = f"{stage}{has}{microbatch} is there, so this backward is split"
+                reasons.append(f"rank {rank}: {stage}{lacks}{microbatch} is missing ({why})")
     return reasons
 
 

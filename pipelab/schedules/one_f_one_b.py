@@ -11,8 +11,9 @@ def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
     """A few forwards to fill the pipeline, then one forward and one backward in turn, then the backwards that are left.
 
     The order with a flush at the end of the step: PipeDream-Flush of Narayanan et al. 2021 (arXiv 2104.04473), section
-    2.2.1; also DAPPLE, Fan et al. 2021. Rank r warms up with p - 1 - r forwards. Any sizes from 1; with fewer micro-batches
-    than ranks the warmup is cut short at m. Makespan as GPipe's with equal stages; rank r keeps min(m, p - r) micro-batches.
+    2.2.1; also DAPPLE, Fan et al. 2021. Rank r warms up with p - 1 - r forwards. Any sizes from 1; with fewer
+    micro-batches than ranks the warmup is cut short at m. Makespan as GPipe's with equal stages; rank r keeps min(m, p
+    - r) micro-batches.
     """
     p = positive_integer("num_ranks", num_ranks)
     m = positive_integer("num_microbatches", num_microbatches)

@@ -1,0 +1,71 @@
+"""Costs: what is accepted, what is refused, and how whole-rank costs are divided."""
+
+import math
+
+import numpy as np
+import pytest
+
+from pipelab import CostError, Costs, Kind, Link, gpipe, simulate
+
+
+def test_defaults_are_unit_times_without_delay():
+    costs = Costs()
+    assert (costs.F, costs.I, costs.W, costs.B, costs.comm) == (1.0, 1.0, 1.0, 2.0, 0.0)
+
+
+def test_b_is_split_evenly():
+    costs = Costs(F=1, B=3)
+    assert (costs.I, costs.W, costs.B) == (1.5, 1.5, 3.0)
+    assert Costs(F=1, B=[2, 4]).W == (1.0, 2.0)
+
+
+def test_b_beside_i_or_w_is_refused():
+    with pytest.raises(CostError, match="give B, or I and W, not both"):
+        Costs(F=1, B=2, W=1)
+
+
+def test_per_stage_adds_number_and_sequence():
+    costs = Costs(F=[1, 2], I=3, W=[4, 5])
+    assert costs.per_stage(2)[Kind.B] == (7.0, 8.0)
+    assert costs.B == (7.0, 8.0)
+
+
+def test_arrays_are_sequences():
+    assert Costs(F=np.array([1, 2])).F == (1.0, 2.0)
+    assert Costs(F=np.float32(2)).F == 2.0
+
+
+@pytest.mark.parametrize("bad", [-1, math.nan, math.inf, "long", None, True, [1, -2], [[1], [2]], []])
+def test_times_that_are_none(bad):
+    with pytest.raises(CostError, match=r"F(\[\d\])? (must be|is an empty sequence)"):
+        Costs(F=bad)
+
+
+@pytest.mark.parametrize("bad", [-1, math.nan, "fast", [1, 2]])
+def test_delays_that_are_none(bad):
+    with pytest.raises(CostError, match="comm must be"):
+        Costs(comm=bad)
+
+
+def test_link_refuses():
+    with pytest.raises(CostError, match="latency_s must be finite and not negative"):
+        Link(-1, 1e9)
+    with pytest.raises(CostError, match="bytes_per_s must be positive"):
+        Link(0, 0)
+
+
+def test_wrong_length_names_both_numbers():
+    with pytest.raises(CostError, match="F has 3 entries, but there are 4 stages"):
+        simulate(gpipe(4, 2), Costs(F=[1, 2, 3]))
+
+
+def test_boundary_bytes_may_leave_out_the_last_stage():
+    assert Costs(boundary_bytes=[10, 20]).bytes_per_stage(3) == (10.0, 20.0, 0.0)
+    with pytest.raises(CostError, match="boundary_bytes has 2 entries, but there are 4 stages"):
+        Costs(boundary_bytes=[10, 20]).bytes_per_stage(4)
+
+
+def test_split_divides_whole_rank_costs():
+    assert Costs(F=2, I=4, W=6, comm=3).split(2) == Costs(F=1, I=2, W=3, comm=3)
+    assert Costs(F=[2, 4]).split(2).F == (1.0, 2.0, 1.0, 2.0)  # a loop: stage 2 is on rank 0 again
+    assert Costs(F=[2, 4]).split(2, "v").F == (1.0, 2.0, 2.0, 1.0)  # a V: stage 2 is on rank 1

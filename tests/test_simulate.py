@@ -1,0 +1,165 @@
+"""simulate and Trace: times by hand, and the numbers that are read off a trace."""
+
+import json
+
+import pytest
+
+from pipelab import Action, CostError, Costs, Kind, Link, Schedule, ScheduleError, gpipe, naive, one_f_one_b, simulate
+from pipelab.trace import Trace
+
+# Ranks 0 and 1, two micro-batches, F = 1, B = 2, one hop takes 0.5. Worked out with pencil and paper:
+#   rank 0  0F0 0-1     0F1 1-2                      0B0 5-7       0B1 7.5-9.5
+#   rank 1       1F0 1.5-2.5  1B0 2.5-4.5  1F1 4.5-5.5  1B1 5.5-7.5 ...
+BY_HAND = {
+    "0F0": (0, 1),
+    "0F1": (1, 2),
+    "1F0": (1.5, 2.5),
+    "1B0": (2.5, 4.5),
+    "1F1": (4.5, 5.5),
+    "1B1": (5.5, 7.5),
+    "0B0": (5, 7),
+    "0B1": (8, 10),
+}
+
+
+def test_times_by_hand():
+    trace = simulate(one_f_one_b(2, 2), Costs(F=1, B=2, comm=0.5))
+    assert {str(s.action): (s.start, s.end) for s in trace.spans} == BY_HAND
+    assert trace.makespan == 10
+    assert trace.busy(0) == 6
+    assert trace.idle(1) == 4
+    assert trace.bubble_fraction == 8 / 20
+    assert trace.longest_rank_span == 10
+    assert trace.source == "simulated"
+
+
+def test_messages_leave_at_the_end_and_arrive_one_hop_later():
+    trace = simulate(one_f_one_b(2, 2), Costs(F=1, B=2, comm=0.5))
+    told = {(str(m.action), str(m.reader), m.sender, m.receiver, m.sent, m.arrived) for m in trace.messages}
+    assert told == {
+        ("0F0", "1F0", 0, 1, 1.0, 1.5),
+        ("0F1", "1F1", 0, 1, 2.0, 2.5),
+        ("1B0", "0B0", 1, 0, 4.5, 5.0),
+        ("1B1", "0B1", 1, 0, 7.5, 8.0),
+    }
+
+
+def test_example_of_the_style_guide():
+    assert simulate(one_f_one_b(4, 8), Costs(F=1, I=1, W=1)).bubble_fraction == 3 / 11
+
+
+def test_critical_path_steps_from_cause_to_cause():
+    path = simulate(one_f_one_b(2, 2), Costs(F=1, B=2, comm=0.5)).critical_path()
+    assert [str(s.action) for s in path] == ["0F0", "1F0", "1B0", "1F1", "1B1", "0B1"]
+
+
+def test_critical_path_has_no_gap_without_delay():
+    path = simulate(gpipe(4, 8), Costs(F=1, B=2)).critical_path()
+    assert [s.start for s in path[1:]] == [s.end for s in path[:-1]]
+    assert sum(s.duration for s in path) == 33  # (m + p - 1)(F + B)
+
+
+def test_idle_by_phase_adds_up():
+    trace = simulate(one_f_one_b(4, 8))
+    for rank in range(4):
+        assert sum(trace.idle_by_phase(rank)) == pytest.approx(trace.idle(rank))
+    # the last rank waits for the first forward, then for the others' last backwards; it never waits between
+    assert trace.idle_by_phase(3) == (3.0, 0.0, 6.0)
+
+
+def test_link_queues_messages_of_one_direction():
+    # 100 bytes at 50 bytes a second take 2 s on the wire; three forwards end at 1, 2, 3, so the wire is the bottleneck
+    costs = Costs(F=1, B=1, comm=Link(0.25, 50), boundary_bytes=100)
+    trace = simulate(gpipe(2, 3), costs)
+    forward = [(m.sent, m.arrived) for m in trace.messages if m.action.kind is Kind.F]
+    assert forward == [(1, 3.25), (2, 5.25), (3, 7.25)]
+    # gradients travel on the other direction's wire: 1B0 ends at 9.25
+    assert min(m.arrived for m in trace.messages if m.action.kind is Kind.B) == 9.25 + 2 + 0.25
+    assert all(m.bytes == 100 for m in trace.messages)
+
+
+def test_link_without_bytes_is_a_plain_delay():
+    schedule = one_f_one_b(3, 5)
+    assert simulate(schedule, Costs(comm=Link(0.5, 1))).spans == simulate(schedule, Costs(comm=0.5)).spans
+
+
+def test_recomputation_late_and_early():
+    # SOURCES: p = 4, m = 16, F = recomputation = 1, B = 2: 73 where it hides in the bubble, 76 where it does not
+    costs = Costs(F=1, B=2)
+    assert simulate(gpipe(4, 16), costs, remat=True).makespan == 76
+    assert simulate(gpipe(4, 16), costs, remat="late").makespan == 76
+    early = simulate(gpipe(4, 16), costs, remat="early")
+    assert early.makespan == 73
+    again = [s for s in early.spans if s.recompute]
+    assert len(again) == 4 * 16
+    assert all(s.action.kind is Kind.F and s.duration == 1 for s in again)
+
+
+def test_recomputation_runs_before_its_own_backward():
+    trace = simulate(one_f_one_b(3, 4), Costs(F=1, B=2, comm=0.3), remat="early")
+    backward = {(s.action.stage, s.action.microbatch): s.start for s in trace.spans if s.action.kind is Kind.B}
+    again = {(s.action.stage, s.action.microbatch): s.end for s in trace.spans if s.recompute}
+    assert again.keys() == backward.keys()
+    assert all(again[key] <= backward[key] for key in again)
+
+
+def test_remat_refuses_other_words():
+    with pytest.raises(CostError, match="remat must be False, True, 'early' or 'late', got 'always'"):
+        simulate(gpipe(2, 2), remat="always")
+
+
+def test_a_schedule_that_cannot_run_is_not_simulated():
+    with pytest.raises(ScheduleError, match="1F0 is missing"):
+        simulate(Schedule.from_text("0F0 0B0\n1B0"))
+    with pytest.raises(ScheduleError, match="waits for"):
+        simulate(Schedule.from_text("0F1 0B1 0F0 0B0\n1F0 1B0 1F1 1B1"))
+
+
+def test_a_value_for_the_own_rank_costs_no_hop():
+    # a V: stages 1 and 2 are on rank 1
+    schedule = Schedule.from_text("0F0 3F0 3B0 0B0\n1F0 2F0 2B0 1B0")
+    trace = simulate(schedule, Costs(F=1, B=1, comm=10))
+    assert trace.makespan == 8 + 4 * 10
+    assert len(trace.messages) == 4
+
+
+def test_empty_trace_says_so():
+    empty = Trace(naive(2), ())
+    with pytest.raises(CostError, match="holds no spans"):
+        _ = empty.makespan
+    with pytest.raises(CostError, match="takes no time"):
+        _ = simulate(naive(2), Costs(F=0, I=0, W=0)).bubble_fraction
+    assert "empty" in repr(empty)
+
+
+def test_repr_gives_the_denominator():
+    assert repr(simulate(gpipe(4, 8), Costs(F=1, B=1))) == (
+        "<Trace of gpipe, simulated: 4 ranks, makespan 22, bubble 27.3% of makespan x ranks>"
+    )
+
+
+def test_chrome_trace_has_a_row_a_rank_and_an_arrow_a_message(tmp_path):
+    trace = simulate(one_f_one_b(2, 2), Costs(F=1, B=2, comm=0.5))
+    trace.to_chrome(tmp_path / "trace.json", counters={"held": [[(0.0, 1.0)], [(1.0, 2.0)]]})
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    slices = {e["name"]: e for e in events if e["ph"] == "X"}
+    assert {n: (e["ts"], e["ts"] + e["dur"]) for n, e in slices.items()} == {
+        name: (start * 1e6, end * 1e6) for name, (start, end) in BY_HAND.items()
+    }
+    assert {e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"} == {"rank 0", "rank 1"}
+    leaves = {e["id"]: e for e in events if e["ph"] == "s"}
+    lands = {e["id"]: e for e in events if e["ph"] == "f"}
+    assert leaves.keys() == lands.keys()
+    assert len(leaves) == 4
+    for number, event in leaves.items():  # both ends lie inside a slice of their own row, or Perfetto drops the arrow
+        sender = slices[event["name"]]
+        assert sender["tid"] == event["tid"]
+        assert sender["ts"] <= event["ts"] <= sender["ts"] + sender["dur"]
+        assert any(s["tid"] == lands[number]["tid"] and s["ts"] == lands[number]["ts"] for s in slices.values())
+    assert [e["args"] for e in events if e["ph"] == "C"] == [{"held": 1.0}, {"held": 2.0}]
+
+
+def test_span_order_and_lookup():
+    trace = simulate(one_f_one_b(2, 2))
+    assert [s.rank for s in trace.spans] == [0] * 4 + [1] * 4
+    assert trace.by_rank[1][0].action == Action(1, Kind.F, 0)
