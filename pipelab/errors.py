@@ -28,6 +28,10 @@ class CostError(PipelabError, ValueError):
     """A time, delay or memory figure is negative, not a number, or given for the wrong number of stages."""
 
 
+class FormulaError(PipelabError, ValueError):
+    """A closed form was asked for a schedule or a letter that it does not have, or outside the range where it holds."""
+
+
 class PartitionError(PipelabError, ValueError):
     """The layers cannot be cut into the stages that were asked for."""
 

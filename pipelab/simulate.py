@@ -20,8 +20,8 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, remat: bool | Re
 
     A value reaches another rank one hop later; sends cost the sender no time. Over a Link, messages of one direction
     between two ranks queue first-in first-out for the bandwidth.
-    With `remat`, a stage runs its forward once more before B or I: "late" (or True) after the gradient has come, "early"
-    as soon as the rank is free, which hides the recomputation in the bubble.
+    With `remat`, a stage runs its forward once more before B or I: "late" (or True) after the gradient has come,
+    "early" as soon as the rank is free, which hides the recomputation in the bubble.
     Raises ScheduleError where the schedule cannot run, CostError where the costs are for another number of stages.
     """
     if remat not in (False, True, "early", "late"):
@@ -59,8 +59,8 @@ class _Clock:
     def run(self, duration: list[float], again: list[float], *, early: bool) -> list[float]:
         """The start of every action; `again` is the time of the recomputation before it."""
         g, hop, link = self.g, self.hop, self.link
-        neighbour = g.neighbour  # what the own stage makes comes earlier in the same order, so only neighbours make
-        wait recomputes = any(again)
+        neighbour = g.neighbour  # only they make a rank wait: what its own stage makes comes earlier in its order
+        recomputes = any(again)
         start = [0.0] * len(duration)
         arrival = [-1.0] * len(duration)  # when an action's value is where its neighbour reads it; -1: not yet
         began_again = [0.0] * len(duration) if recomputes else []
