@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 _ROOMS: dict[str, tuple[str, ...]] = {
     "errors": (
         *("PipelabError", "SizeError", "ScheduleError", "CostError", "PartitionError", "EngineError"),
-        *("CheckpointError", "RankError", "MissingPackageError"),
+        *("CheckpointError", "FormulaError", "RankError", "MissingPackageError"),
     ),
     "action": ("Action", "Kind"),
     "schedule": ("Schedule",),
