@@ -30,6 +30,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
     "lower": ("lower", "validate_program", "Program"),
     "profiling": ("profile_layers",),
     "ranks": ("Ranks",),
+    "doctor": ("doctor",),
     "engine": ("Pipeline", "StepResult"),
     "gantt": ("gantt", "gantt_compare"),
     "widgets": ("explore",),

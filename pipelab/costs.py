@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
 from pipelab.action import Kind
 from pipelab.errors import CostError, positive_integer
+from pipelab.trace import Trace
 
 Time = float | Sequence[float]  # one for all stages, or one a stage
 
@@ -90,6 +92,25 @@ class Costs:
             given = (*given, 0.0)
         return _spread("boundary_bytes", given, num_stages)
 
+    @classmethod
+    def from_trace(cls, trace: Trace) -> Costs:
+        """What the actions of `trace` took: the median over micro-batches for every kind and stage, in its unit.
+
+        A full backward counts half as I, half as W; messages count as free. Simulating with these costs tells how much
+        of a run's time its order explains.
+        """
+        seen: dict[tuple[Kind, int], list[float]] = {}
+        for span in trace.spans:
+            if not span.recompute:
+                seen.setdefault((span.action.kind, span.action.stage), []).append(span.duration)
+
+        def times(kind: Kind) -> list[float]:
+            halves = [(median(seen.get((Kind.B, stage), [0.0])) / 2) for stage in range(trace.schedule.num_stages)]
+            return [median(seen.get((kind, stage), [half])) for stage, half in enumerate(halves)]
+
+        forward = [median(seen.get((Kind.F, stage), [0.0])) for stage in range(trace.schedule.num_stages)]
+        return cls(F=forward, I=times(Kind.I), W=times(Kind.W))
+
     def split(self, stages_per_rank: int, placement: Literal["loop", "v"] = "loop") -> Costs:
         """These costs, given for whole ranks, divided over `stages_per_rank` equal stages a rank.
 
@@ -112,6 +133,11 @@ class Costs:
             comm=self.comm,
             boundary_bytes=self.boundary_bytes,
         )
+
+
+def one_per_stage(name: str, value: object, num_stages: int) -> tuple[float, ...]:
+    """`value`, one number or one a stage, as one a stage; raises CostError where it is negative or of another length."""
+    return _spread(name, _times(name, value), num_stages)
 
 
 def _number(name: str, value: object) -> float:

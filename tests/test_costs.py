@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from pipelab import CostError, Costs, Kind, Link, gpipe, simulate
+from pipelab import CostError, Costs, Kind, Link, Schedule, gpipe, simulate
 
 
 def test_defaults_are_unit_times_without_delay():
@@ -69,3 +69,9 @@ def test_split_divides_whole_rank_costs():
     assert Costs(F=2, I=4, W=6, comm=3).split(2) == Costs(F=1, I=2, W=3, comm=3)
     assert Costs(F=[2, 4]).split(2).F == (1.0, 2.0, 1.0, 2.0)  # a loop: stage 2 is on rank 0 again
     assert Costs(F=[2, 4]).split(2, "v").F == (1.0, 2.0, 2.0, 1.0)  # a V: stage 2 is on rank 1
+
+
+def test_costs_read_off_a_trace_are_those_that_made_it():
+    split_and_full = Schedule.from_text("0F0 0I0 0W0 0F1 0I1 0W1\n1F0 1B0 1F1 1B1")
+    costs = Costs(F=[1, 2], I=[3, 5], W=[4, 5], comm=0.5)
+    assert Costs.from_trace(simulate(split_and_full, costs)) == Costs(F=[1, 2], I=[3, 5], W=[4, 5])

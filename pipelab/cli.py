@@ -1,0 +1,148 @@
+"""The command line: `python -m pipelab doctor` looks at the machine, `python -m pipelab run` trains a pipeline."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from inspect import signature
+from itertools import chain, count, islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelab.costs import Costs
+from pipelab.errors import PipelabError, SizeError, positive_integer
+from pipelab.schedules import SCHEDULES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pipelab.data import Digits
+    from pipelab.schedule import Schedule
+
+_NAMES = {"1f1b": "one_f_one_b", **{name: name for name in SCHEDULES}}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; an error of pipelab's is printed without a traceback."""
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.command(options)
+    except PipelabError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m pipelab", description="Pipeline parallelism, planned and run.")
+    commands = parser.add_subparsers(required=True, metavar="doctor | run")
+
+    doctor = commands.add_parser("doctor", help="what this machine has, and whether two ranks can talk")
+    doctor.set_defaults(command=_doctor)
+
+    run = commands.add_parser(
+        "run",
+        help="train the digits through a real pipeline and save its picture",
+        description="Trains an MLP on the digits. Under torchrun it uses the processes that torchrun started.",
+    )
+    run.add_argument("--schedule", choices=sorted(_NAMES), default="1f1b")
+    run.add_argument("--ranks", type=int, help="processes (default: 4; under torchrun, those that it started)")
+    run.add_argument("--microbatches", type=int, default=8)
+    run.add_argument("--stages-per-rank", type=int, metavar="V", help="for schedules with virtual stages")
+    run.add_argument("--batch", type=int, default=256, help="samples a step (default: 256)")
+    run.add_argument("--steps", type=int, default=30)
+    run.add_argument(
+        "--pace",
+        type=float,
+        metavar="MS",
+        help="emulate accelerators on which F takes MS milliseconds and B twice that",
+    )
+    run.add_argument("--out", type=Path, default=Path(), help="folder for trace.json and gantt.png (default: here)")
+    run.set_defaults(command=_run)
+    return parser
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from pipelab.doctor import doctor
+
+    report = doctor()
+    print(report)
+    return 0 if report.healthy else 1
+
+
+def _run(options: argparse.Namespace) -> int:
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from pipelab import data, models
+    from pipelab.engine import Pipeline
+    from pipelab.gantt import gantt_compare
+    from pipelab.memory import peak_activations
+    from pipelab.ranks import Ranks
+    from pipelab.simulate import simulate
+
+    digits = data.digits()
+    with Ranks(options.ranks or _started_by_torchrun()) as ranks:
+        schedule = _schedule(options, ranks.num_ranks)
+        pace = _pace(options.pace, schedule)
+        model = models.mlp((64, *[96] * max(3, schedule.num_stages - 1), 10))
+        pipe = Pipeline(
+            model,
+            schedule,
+            loss_fn=cross_entropy,
+            optimizer=lambda parameters: torch.optim.Adam(parameters, lr=3e-3),
+            ranks=ranks,
+            pace=pace,
+        )
+        print(schedule)
+        for step, (inputs, targets) in enumerate(_steps(digits, options.batch, options.steps)):
+            result = pipe.step(inputs, targets)
+            if step % 10 == 0 or step == options.steps - 1:
+                print(f"step {step:3}: loss {result.loss:.4f}")
+        right = (pipe.predict(digits.test_inputs).argmax(1) == digits.test_targets).float().mean().item()
+
+    trace = result.trace
+    predicted = simulate(schedule, pace or Costs.from_trace(trace))
+    print(f"test accuracy {right:.1%}")
+    share = f"of makespan x {schedule.num_ranks} ranks"
+    print(f"bubble {predicted.bubble_fraction:.1%} predicted, {trace.bubble_fraction:.1%} {trace.source}, {share}")
+    peaks = ", ".join(f"{peak:g}" for peak in peak_activations(trace))
+    print(f"peak activations, in micro-batches of a whole rank, from rank 0: {peaks}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    trace.to_chrome(options.out / "trace.json")
+    gantt_compare(predicted, trace)[0].figure.savefig(options.out / "gantt.png", dpi=120)
+    print(f"wrote {options.out / 'trace.json'} and {options.out / 'gantt.png'}")
+    return 0
+
+
+def _started_by_torchrun() -> int | None:
+    """How many ranks to start: 4, or None where torchrun has started them already."""
+    from pipelab.ranks import torchrun
+
+    return None if torchrun.launched() else 4
+
+
+def _schedule(options: argparse.Namespace, num_ranks: int) -> Schedule:
+    build = SCHEDULES[_NAMES[options.schedule]]
+    if options.stages_per_rank is None:
+        return build(num_ranks, options.microbatches)
+    if "stages_per_rank" not in signature(build).parameters:
+        raise SizeError(f"{options.schedule} has a fixed number of stages a rank; leave --stages-per-rank out")
+    return build(num_ranks, options.microbatches, stages_per_rank=options.stages_per_rank)
+
+
+def _pace(milliseconds: float | None, schedule: Schedule) -> Costs | None:
+    """F takes `milliseconds` on a whole rank, I and W the same; a rank's stages share that evenly."""
+    if milliseconds is None:
+        return None
+    whole = milliseconds / 1000
+    return Costs(F=whole, I=whole, W=whole).split(schedule.stages_per_rank)
+
+
+def _steps(digits: Digits, batch: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """`steps` mini-batches, epoch after epoch."""
+    from pipelab.data import batches
+
+    epochs = (batches(digits.train_inputs, digits.train_targets, batch, epoch=epoch) for epoch in count())
+    return islice(chain.from_iterable(epochs), positive_integer("--steps", steps))
