@@ -136,7 +136,7 @@ class Costs:
 
 
 def one_per_stage(name: str, value: object, num_stages: int) -> tuple[float, ...]:
-    """`value`, one number or one a stage, as one a stage; raises CostError where it is negative or of another length."""
+    """`value`, one number or one a stage, as one a stage; raises CostError where one is negative or lacking."""
     return _spread(name, _times(name, value), num_stages)
 
 

@@ -1,7 +1,7 @@
 """Activations alive over a trace: what every rank keeps, from when to when.
 
 F ────────────────► B             an activation is kept from the start of F to the end of B
-F ────────────────► I ·······► W  with a split backward to the end of I; a part of it (weight_part) on to the end of W
+F ────────────────► I ·······► W  with a split backward to the end of I, and weight_part of it to the end of W
 f ─ ─ ─ ─► f again ─► B           with remat only the stage's input is kept, the whole only from the second F on
 """
 
@@ -28,10 +28,8 @@ def peak_activations(trace: Trace, weight_part: float = 1.0) -> Curve:
     Recomputed forwards do not count. Raises CostError for a weight_part that is negative or no number.
     """
     (part,) = one_per_stage("weight_part", weight_part, 1)
-    per_rank = trace.schedule.stages_per_rank
-    return tuple(
-        _peak([span.action.kind for span in row if not span.recompute], part) / per_rank for row in trace.by_rank
-    )
+    kinds = ([span.action.kind for span in row if not span.recompute] for row in trace.by_rank)
+    return tuple(_peak(row, part) / trace.schedule.stages_per_rank for row in kinds)
 
 
 def _peak(kinds: list[Kind], weight_part: float) -> float:

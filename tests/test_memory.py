@@ -29,7 +29,7 @@ SPLIT = """
 
 
 def test_memory_curve_draws_what_is_held_for_i_and_for_w_apart():
-    # By hand, one unit an action. Rank 1: F0 at 1, I0 at 2, F1 at 3, I1 at 4, W1 at 5, W0 at 6; 100 bytes a stage, half for W.
+    # By hand, one unit an action. Rank 1: F0 at 1, I0 at 2, F1 at 3, I1 at 4, W1 at 5, W0 at 6
     trace = pl.simulate(pl.Schedule.from_text(SPLIT))
     curve = pl.memory_curve(trace, (8, 100), weight_part=0.5)
     assert curve.times[1] == (1, 3, 5, 6, 7)
