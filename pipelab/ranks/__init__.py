@@ -1,0 +1,18 @@
+"""Persistent processes for a notebook: one per rank, each with torch and a process group, all gone when the kernel is.
+
+Functions, classes and tensors of a cell travel there and back, and a failure on a rank is an exception in the cell:
+
+    controller.py  Ranks, what a user holds: sizes, backend, restarts
+    pool.py        one generation of processes: start, one call, kill
+    launch.py      how a process is started: from a fork server that has torch already, or by spawn
+    process.py     the life of one rank: leave the terminal, join the group, serve calls
+    pickling.py    what travels: cloudpickle with the cells' source, tensors as plain bytes
+    failure.py     from what happened on the ranks to the one error that the cell sees
+    output.py      what the ranks print, in rank order
+    torchrun.py    the same calls, in processes that torchrun has started
+"""
+
+from .controller import Ranks
+from .process import doing, local_state
+
+__all__ = ["Ranks", "doing", "local_state"]
