@@ -1,43 +1,55 @@
-# pipelab: `make lab` opens the book, `make test` proves it. Every target sets up .venv first, which takes seconds the second time.
+# pipelab: `make lab` opens the book, `make test` proves it. Every target first sets up .venv, which is instant when it is ready.
 #
-#   PYTHON=/path/to/python3  the interpreter of a new .venv           PORT=8888     where JupyterLab listens
-#   NB=notebooks/03_x.ipynb  one notebook for book, html and test-book   NO_BROWSER=1  print the address, open nothing
+#   PYTHON=/path/to/python3                the interpreter of a new .venv
+#   PORT=8888  NO_BROWSER=1                where JupyterLab listens; print its address and open nothing
+#   NB=notebooks/03_microbatches.ipynb     one notebook for book, html and test-book
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test test-all test-code test-book check fix book bench html
+.PHONY: help setup lab test test-all test-code test-book check fix book html bench
 
-# The environment's programs come first, so that `!python` and `!torchrun` in a cell mean ours.
+# The environment's programs come first, so that `!python` and `!torchrun` in a cell are ours too.
 RUN := PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python
-NOTEBOOKS = $(sort $(wildcard notebooks/*.ipynb solutions/*.ipynb solutions/*/*.ipynb))
-EXERCISES = $(sort $(wildcard exercises/*.ipynb exercises/*/*.ipynb))
+
+NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb solutions/*.ipynb solutions/*/*.ipynb))
+EXERCISES := $(sort $(wildcard exercises/*.ipynb exercises/*/*.ipynb))
 NB ?= $(NOTEBOOKS)
 
-# Two pytest processes: one for the package, one for all notebooks. The second runs also where the first fails.
-STRICT := -c tests/notebooks/strict.ini --rootdir=.
-BOTH = status=0; \
-	eval "$(RUN) -m pytest $$ALL" || status=1; \
-	$(RUN) -m pytest $(STRICT) $(NOTEBOOKS) $(EXERCISES) || status=1; \
-	exit $$status
-
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
 
-setup: ## make .venv and install what constraints.txt pins
+setup: ## make .venv and install the versions of constraints.txt
 	@tools/setup.sh
 
+# Loopback only, with a token; the port that was asked for or none. No display means no browser.
+HEADLESS := $(if $(filter Linux,$(shell uname)),$(if $(DISPLAY)$(WAYLAND_DISPLAY),,yes))
+LAB_OPTIONS = --ServerApp.ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" \
+	$(if $(PORT),--ServerApp.port=$(PORT) --ServerApp.port_retries=0) \
+	$(if $(NO_BROWSER)$(HEADLESS),--no-browser) \
+	$(if $(filter 0,$(shell id -u)),--allow-root)
+
 lab: setup ## open JupyterLab at the first chapter
-	@$(RUN) tools/lab.py
+	@$(RUN) -m jupyterlab $(LAB_OPTIONS) notebooks/00_start.ipynb
+
+# Two pytest processes, one for the package and one for all notebooks; the second runs also where the first fails.
+STRICT := -c tests/notebooks/strict.ini --rootdir=.
+define EVERY_TEST
+	@failed=0; \
+	$(RUN) -m pytest $(MARKED) || failed=1; \
+	$(RUN) -m pytest $(STRICT) $(NOTEBOOKS) $(EXERCISES) || failed=1; \
+	exit $$failed
+endef
 
 test: setup ## every check: the package, then every notebook against its stored outputs
-	@$(BOTH)
+	$(EVERY_TEST)
 
+test-all: MARKED := -m ""
 test-all: setup ## as test, with the exhaustive cases
-	@ALL='-m ""'; $(BOTH)
+	$(EVERY_TEST)
 
-test-code: setup ## the package only
+test-code: setup ## the package alone
 	@$(RUN) -m pytest
 
-test-book: setup ## the notebooks only
+test-book: setup ## the notebooks alone
 	@$(RUN) -m pytest $(STRICT) $(NB)
 
 check: setup ## style, types and canonical notebooks, in under a minute
@@ -57,4 +69,4 @@ html: setup ## the stored notebooks as web pages, in build/html
 	@$(RUN) -m nbconvert --to html --embed-images --output-dir build/html $(NB)
 
 bench: setup ## print every benchmark's table
-	@for benchmark in benchmarks/*.py; do echo "== $$benchmark" && $(RUN) "$$benchmark" || exit 1; done
+	@for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(RUN) "$$benchmark" || exit 1; done

@@ -73,7 +73,7 @@ class StoredOutputs(pytest.Item):
         if not any(cell.outputs for cell in code):
             wrong.append("  no cell has a stored output")
         if wrong:
-            remedy = f"run make book NB={self.path.name}"
+            remedy = f"run make book NB={self.nodeid.partition('::')[0]}"
             pytest.fail("\n".join(["nothing to compare with:", *wrong, remedy]), pytrace=False)
 
 
@@ -85,10 +85,8 @@ def pytest_configure() -> None:
 def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     report = yield
     if isinstance(collector, nbval.plugin.IPyNbFile) and report.passed:
-        is_exercise = collector.path.is_relative_to(
-            collector.config.rootpath / "exercises"
-        )  # handed out without outputs
-        if not is_exercise:
+        handed_out_without_outputs = collector.path.is_relative_to(collector.config.rootpath / "exercises")
+        if not handed_out_without_outputs:
             report.result.insert(0, StoredOutputs.from_parent(collector, name="stored outputs"))  # [4]
     return report
 
