@@ -25,7 +25,9 @@ _ROOMS: dict[str, tuple[str, ...]] = {
     "costs": ("Costs", "Link"),
     "simulate": ("simulate",),
     "memory": ("peak_activations", "memory_curve"),
-    "schedules": ("SCHEDULES", "naive", "gpipe", "one_f_one_b"),
+    "schedules": (
+        *("SCHEDULES", "naive", "gpipe", "one_f_one_b", "interleaved", "breadth_first", "zb_h1", "zb_h2", "pipedream"),
+    ),
     "partition": ("partition_layers", "Partition"),
     "lower": ("lower", "validate_program", "Program"),
     "profiling": ("profile_layers",),

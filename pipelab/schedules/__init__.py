@@ -8,12 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pipelab.schedule import Schedule
+from pipelab.schedules.breadth_first import breadth_first
 from pipelab.schedules.gpipe import gpipe
+from pipelab.schedules.interleaved import interleaved
 from pipelab.schedules.naive import naive
 from pipelab.schedules.one_f_one_b import one_f_one_b
+from pipelab.schedules.pipedream import pipedream
+from pipelab.schedules.zb_h1 import zb_h1
+from pipelab.schedules.zb_h2 import zb_h2
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "naive": naive,
     "gpipe": gpipe,
     "one_f_one_b": one_f_one_b,
+    "interleaved": interleaved,
+    "breadth_first": breadth_first,
+    "zb_h1": zb_h1,
+    "zb_h2": zb_h2,
+    "pipedream": pipedream,
 }
