@@ -1,26 +1,30 @@
 """The same calls in processes that torchrun has started: rank 0 is caller and rank at once, the others serve.
 
-Calls and results travel through a gloo group of their own. Whoever fails says so on stderr and leaves a mark in the
-store; a thread of every other process watches the mark, because a process that waits in gloo cannot be told otherwise.
+Calls and results travel through a gloo group of their own. Whoever fails first leaves a mark in the store, and a
+thread of every process watches for it, because a process that waits in gloo cannot be told otherwise. The one that
+failed stays until it has spoken, so that its neighbours do not complain of its silence first.
 """
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import faulthandler
 import os
+import pickle
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from . import failure, pickling, process
 
 _FOREVER = datetime.timedelta(days=365)
-_MARK = "pipelab/over"  # "closed": leave quietly; "failed": leave as a failure; "late": show the stacks before that
+_MARK = "pipelab/over"
+_CLOSED, _LATE = b"closed", b"late"  # any other mark is a pickled (rank, Raised)
 _POLL_S = 0.2
+_SPEAK_S = 0.5  # if the failure is only that another process died, torchrun ends us before that
+_FOLLOW_S = 1.5  # the others go after the one that failed, so that torchrun names that one
 
 
 def launched() -> bool:
@@ -80,7 +84,7 @@ class Crew:
                 self._send(messages[rank], rank)
             raised, ours = process.answer(messages[0])
             if raised is not None:
-                raise failure.raised_error(0, raised)
+                raise failure.raised_error(*self._claim(raised))
             answers = [ours, *(self._receive(rank) for rank in range(1, self._size))]
             return [pickling.loads(data)[1] for data in answers]
         except BaseException:
@@ -95,7 +99,7 @@ class Crew:
             return
         self._over.set()
         if self._failed:
-            self._store.set(_MARK, "closed")
+            self._store.compare_set(_MARK, "", _CLOSED.decode())
             return
         for rank in range(1, self._size):
             self._send(memoryview(b""), rank)
@@ -105,36 +109,59 @@ class Crew:
         while message := self._receive(0):
             raised, data = process.answer(message)
             if raised is not None:
-                error = failure.raised_error(self._rank, raised)
-                self._fail(f"{error}\n\nTraceback on rank {self._rank}:\n{raised.traceback}", "failed")
+                cause, _ = self._claim(raised)
+                time.sleep(_SPEAK_S)
+                if cause == self._rank:
+                    error = failure.raised_error(self._rank, raised)
+                    print(f"RankError: {error}\n{raised.traceback}", file=sys.stderr, flush=True)
+                    os._exit(1)
+                time.sleep(_FOLLOW_S)
+                os._exit(1)
             self._send(data, 0)
         self._over.set()
         self._leave_group()
         sys.exit(0)
 
-    def _fail(self, text: str, mark: str) -> NoReturn:
-        print(f"RankError: {text}", file=sys.stderr, flush=True)
-        with contextlib.suppress(RuntimeError):
-            self._store.set(_MARK, mark)
-        os._exit(1)
+    def _claim(self, raised: failure.Raised) -> tuple[int, failure.Raised]:
+        """Which rank failed first and how: this one, or the one whose mark is there already.
+
+        Rank 0 leaves no mark: its exception goes its way through the script, and the others go when that ends.
+        """
+        mine = self._rank, raised
+        try:
+            if self._rank == 0:
+                first = self._store.get(_MARK) if self._store.check([_MARK]) else pickle.dumps(mine)
+            else:
+                first = self._store.compare_set(_MARK, "", pickle.dumps(mine, 0).decode())
+        except RuntimeError:  # the store has gone with its process
+            return mine
+        return mine if first in (_CLOSED, _LATE) else pickle.loads(first)
 
     def _watch(self) -> None:
+        """Leave when a mark says that it is over, whatever the main thread waits for."""
         while not self._over.wait(_POLL_S):
-            if time.monotonic() > self._deadline:
-                with contextlib.suppress(RuntimeError):
-                    self._store.set(_MARK, "late")
-                print(f"RankError: no answer of all ranks within {self._timeout_s:g} s", file=sys.stderr, flush=True)
-                self._deadline = float("inf")
             try:
-                mark = self._store.get(_MARK).decode() if self._store.check([_MARK]) else ""
-            except RuntimeError:  # the store went with rank 0 or with the launcher
-                mark = "failed"
-            if mark == "late":
-                print(f"rank {self._rank}, {process.noted() or 'in'}:", file=sys.stderr, flush=True)
-                faulthandler.dump_traceback(sys.stderr, all_threads=True)
-            if mark and not self._over.is_set():
-                time.sleep(0 if mark == "closed" else 1)  # so that the launcher sees the cause before its consequences
-                os._exit(0 if mark == "closed" else 1)
+                if time.monotonic() > self._deadline:
+                    self._deadline = float("inf")
+                    print(f"RankError: not all ranks have answered within {self._timeout_s:g} s", file=sys.stderr)
+                    self._store.compare_set(_MARK, "", _LATE.decode())
+                mark = self._store.get(_MARK) if self._store.check([_MARK]) else b""
+            except RuntimeError:  # the store went with rank 0, or with the launcher
+                mark = b"gone"
+            if not mark:
+                continue
+            if mark == _LATE:
+                print(f"rank {self._rank}, {self._where()}", file=sys.stderr, flush=True)
+            time.sleep(0 if mark == _CLOSED else _FOLLOW_S)
+            if not (self._failed or self._over.is_set()):
+                os._exit(0 if mark == _CLOSED else 1)
+
+    def _where(self) -> str:
+        frame = sys._current_frames()[threading.main_thread().ident or 0]
+        stack = traceback.extract_stack(frame)
+        inner = max((i for i, line in enumerate(stack) if line.filename == process.__file__), default=-1)
+        note = process.noted()
+        return (f"in {note}:\n" if note else "in:\n") + "".join(traceback.format_list(stack[inner + 1 :]))
 
     def _leave_group(self) -> None:
         if self._made_group:
