@@ -6,18 +6,23 @@ trace's first start, and stay in its unit.
 
 from __future__ import annotations
 
+import math
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
+from io import BytesIO
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
 from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from pipelab import palette
 from pipelab.action import Kind
+from pipelab.captions import headline, shares, time_unit, unit_of
 from pipelab.dependencies import needs
 from pipelab.errors import CostError, SizeError
 from pipelab.trace import Span, Trace
@@ -26,10 +31,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _WIDTH_IN, _DPI = 10.0, 100
-_LEFT_IN, _RIGHT_IN, _TOP_IN, _BOTTOM_IN = 0.72, 0.62, 0.5, 0.72  # around the bars; the top once more between two axes
+_LEFT_IN, _RIGHT_IN, _TOP_IN, _BOTTOM_IN = 0.72, 0.62, 0.5, 0.95  # around the bars; the top once more between two axes
 _HALF = 0.42  # half a bar's height, in rows
 _FONTS = (9.0, 8.0, 7.0, 6.0)  # points; a number that does not fit in the last is left out
-_COSTS = "units of the costs"
+_MOST_BARS = 10_000  # more than 10 inches at 100 dpi can tell apart; a cell should not wait seconds for a picture
 
 _Box = tuple[float, float, float]  # row, start, end
 
@@ -53,12 +58,12 @@ def gantt(
     microbatches = trace.schedule.num_microbatches
     if arrows_of is not None and arrows_of not in range(microbatches):
         raise SizeError(f"arrows_of names micro-batch {arrows_of!r}, but there are {microbatches} (from 0)")
+    unit = unit or unit_of(trace)
+    numbers = shares(trace, unit)
     if ax is None:
-        (ax,) = _new_axes([trace.num_ranks])
-    unit = unit or _unit_of(trace)
+        (ax,) = _new_axes(plt.figure(), [trace.num_ranks])
     _draw(ax, trace, unit, trace.makespan, lit=arrows_of)
-    ax.set_title(title or _headline(trace), loc="left", fontsize=11, fontweight="bold")
-    ax.set_title(_shares(trace, unit), loc="right", fontsize=9.5)
+    _titles(ax, title or headline(trace), numbers)
     extra: list[Any] = []
     if critical_path:
         extra += _critical_path(ax, trace)
@@ -83,39 +88,60 @@ def gantt_compare(
     Both must be in one unit of time: simulate with the costs that paced the run, or with measured ones.
     Raises CostError where the makespans differ more than 50 times, for then their units do.
     """
+    unit = unit or unit_of(measured)
+    numbers = shares(predicted, unit), shares(measured, unit)
     if not 1 / 50 < measured.makespan / predicted.makespan < 50:
         raise CostError(
             f"the makespans are {predicted.makespan:.4g} ({predicted.source}) and {measured.makespan:.4g} "
             f"({measured.source}), so the two are not in one unit of time: simulate with costs in seconds"
         )
-    above, below = axes if axes is not None else _new_axes([predicted.num_ranks, measured.num_ranks])
-    unit = unit or _unit_of(measured)
+    above, below = axes if axes is not None else _new_axes(plt.figure(), [predicted.num_ranks, measured.num_ranks])
     longest = max(predicted.makespan, measured.makespan)
-    for ax, trace in ((above, predicted), (below, measured)):
+    for ax, trace, line in zip((above, below), (predicted, measured), numbers, strict=True):
         _draw(ax, trace, unit, longest)
-        ax.set_title(_headline(trace), loc="left", fontsize=11, fontweight="bold")
-        ax.set_title(_shares(trace, unit), loc="right", fontsize=9.5)
+        _titles(ax, headline(trace), line)
         ax.axvline(predicted.makespan, color=palette.MARK, linewidth=1.2, linestyle=(0, (4, 2)), zorder=5)
     above.tick_params(labelbottom=False)
     above.set_xlabel("")
     extra: list[Any] = [Line2D([], [], color=palette.MARK, linestyle=(0, (4, 2)), label=f"{predicted.source} end")]
     if predicted.schedule == measured.schedule:
         late = _later(predicted, measured, tolerance * predicted.makespan)
-        label = f"ends later by over {100 * tolerance:g} % of it: {len(late)} of {len(measured.spans)}"
+        label = f"late by over {100 * tolerance:g} % of makespan: {len(late)} of {len(measured.spans)}"
         extra.append(_outline(below, measured, late, label))
     _legend(below, [predicted, measured], extra)
     return above, below
 
 
+def gantt_png(trace: Trace, **options: Any) -> bytes:
+    """The picture that `gantt(trace, **options)` draws, as a PNG file; opens no window and leaves no figure behind."""
+    figure, file = Figure(), BytesIO()
+    gantt(trace, *_new_axes(figure, [trace.num_ranks]), **options)
+    figure.savefig(file, format="png", bbox_inches="tight", metadata={"Software": None})
+    return file.getvalue()
+
+
+def show(trace: Trace, text: str, **options: Any) -> dict[str, str]:
+    """What a notebook stores for `trace`: picture and `text`; text alone where there is nothing or too much to draw."""
+    if len(trace.spans) > _MOST_BARS:
+        return {"text/plain": text}
+    try:
+        picture = gantt_png(trace, **options)
+    except CostError:  # no spans, or no time
+        return {"text/plain": text}
+    return {"image/png": b64encode(picture).decode(), "text/plain": text}
+
+
 # --- the parts of a picture ------------------------------------------------------------------------------------------
 
 
-def _new_axes(rows: Sequence[int]) -> list[Axes]:
-    """A figure 10 inches wide with axes below one another that share the time, as many rows high as asked."""
+def _new_axes(figure: Figure, rows: Sequence[int]) -> list[Axes]:
+    """Axes below one another that share the time, as many rows high as asked; `figure` takes their size."""
     row_in = 0.34 if max(rows) <= 8 else 0.25
     heights = [row_in * max(n, 2) for n in rows]
     whole = sum(heights) + _TOP_IN * len(rows) + _BOTTOM_IN
-    figure = plt.figure(figsize=(_WIDTH_IN, whole), dpi=_DPI, facecolor=palette.PAPER)
+    figure.set_size_inches(_WIDTH_IN, whole)
+    figure.set_dpi(_DPI)
+    figure.set_facecolor(palette.PAPER)
     left, width = _LEFT_IN / _WIDTH_IN, 1 - (_LEFT_IN + _RIGHT_IN) / _WIDTH_IN
     axes: list[Axes] = []
     top = whole
@@ -124,6 +150,14 @@ def _new_axes(rows: Sequence[int]) -> list[Axes]:
         share = axes[0] if axes else None
         axes.append(figure.add_axes((left, top / whole, width, height / whole), sharex=share))
     return axes
+
+
+def _titles(ax: Axes, left: str, right: str) -> None:
+    """The headline, and the numbers beside it; below it where the axes are narrow."""
+    if ax.get_window_extent().width / ax.figure.dpi < 7.5:
+        left, right = f"{left}\n{right}", ""
+    ax.set_title(left, loc="left", fontsize=11 if right else 9.5, fontweight="bold" if right else "normal")
+    ax.set_title(right, loc="right", fontsize=9.5)
 
 
 def _draw(ax: Axes, trace: Trace, unit: str, longest: float, *, lit: int | None = None) -> None:
@@ -135,7 +169,7 @@ def _draw(ax: Axes, trace: Trace, unit: str, longest: float, *, lit: int | None 
     ax.set_yticks(ranks, [f"rank {rank}" for rank in ranks], fontsize=9)
     ax.tick_params(axis="y", length=0)
     ax.spines[["top", "right", "left"]].set_visible(False)
-    scale, name = _time_unit(unit, longest)
+    scale, name = time_unit(unit, longest)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 5, 10]))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda time, _: f"{time * scale:.6g}"))
     ax.set_xlabel(f"time ({name})", loc="left", fontsize=9.5)
@@ -154,19 +188,22 @@ def _draw(ax: Axes, trace: Trace, unit: str, longest: float, *, lit: int | None 
     _numbers(ax, trace, longest, lit)
 
 
+def _colours(trace: Trace, spans: Sequence[Span]) -> list[str]:
+    """Kind gives the colour, the stage's place among those of its rank the shade."""
+    schedule = trace.schedule
+    depth = {s: d for rank in range(schedule.num_ranks) for d, s in enumerate(schedule.stages_on(rank))}
+    return [palette.shade(s.action.kind, depth[s.action.stage], schedule.stages_per_rank) for s in spans]
+
+
 def _bars(trace: Trace, spans: Sequence[Span], lit: int | None) -> PolyCollection:
-    depth = {s: d for rank in range(trace.num_ranks) for d, s in enumerate(trace.schedule.stages_on(rank))}
-    depths = trace.schedule.stages_per_rank
-    colours = [
-        palette.faded(colour) if lit not in (None, span.action.microbatch) else colour
-        for span in spans
-        for colour in [palette.shade(span.action.kind, depth[span.action.stage], depths)]
-    ]
     again = spans[0].recompute
     return _boxes(
         trace,
         [(span.rank, span.start, span.end) for span in spans],
-        facecolors=colours,
+        facecolors=[
+            colour if lit in (None, span.action.microbatch) else palette.faded(colour)
+            for span, colour in zip(spans, _colours(trace, spans), strict=True)
+        ],
         edgecolors=palette.PAPER,
         linewidths=0.6,
         hatch="xxxx" if again else None,
@@ -202,13 +239,13 @@ def _numbers(ax: Axes, trace: Trace, longest: float, lit: int | None) -> None:
         return width > 0.66 * pixels * digits + 1 and row_pixels * 2 * _HALF > pixels
 
     size = next((f for f in _FONTS if sum(fits(w, f) for w in widths) > 0.9 * len(widths)), _FONTS[-1])
-    for span, width in zip(shown, widths, strict=True):
+    for span, width, colour in zip(shown, widths, _colours(trace, shown), strict=True):
         if fits(width, size):
             ax.text(
                 (span.start + span.end) / 2 - trace.start,
                 span.rank,
                 str(span.action.microbatch),
-                color=palette.ink_on(palette.shade(span.action.kind)),
+                color=palette.ink_on(colour),
                 fontsize=size,
                 ha="center",
                 va="center_baseline",
@@ -263,61 +300,39 @@ def _arrows(ax: Axes, trace: Trace, microbatch: int) -> list[Any]:
     return [Line2D([], [], color=palette.MARK, marker=">", markersize=5, label=f"messages of micro-batch {microbatch}")]
 
 
-# --- words -----------------------------------------------------------------------------------------------------------
-
-
-def _counted(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{plural if number != 1 else ''}"
-
-
-def _headline(trace: Trace) -> str:
-    microbatches = _counted(trace.schedule.num_microbatches, "micro-batch", "es")
-    return f"{trace.schedule.name}, {_counted(trace.num_ranks, 'rank')}, {microbatches}: {trace.source}"
-
-
-def _shares(trace: Trace, unit: str) -> str:
-    scale, name = _time_unit(unit, trace.makespan)
-    makespan = f"{trace.makespan * scale:.4g}{'' if unit == _COSTS else f' {name}'}"
-    share = f"{100 * trace.bubble_fraction:.1f} %"
-    return f"makespan {makespan}, bubble {share} of makespan × {_counted(trace.num_ranks, 'rank')}"
-
-
-def _unit_of(*traces: Trace) -> str:
-    """A run's clock counts seconds; a simulation's unit is whatever its costs were in."""
-    return _COSTS if all(trace.source == "simulated" for trace in traces) else "s"
-
-
-def _time_unit(unit: str, longest: float) -> tuple[float, str]:
-    """What to multiply times with, and the unit's name: seconds are written as ms or µs where they are short."""
-    if unit != "s" or longest >= 1:
-        return 1.0, unit
-    return (1e3, "ms") if longest >= 1e-3 else (1e6, "µs")
-
-
-def _swatch(label: str, **style: Any) -> Patch:
-    return Patch(label=label, **style)
+# --- legend -----------------------------------------------------------------------------------------------------------
 
 
 def _legend(ax: Axes, traces: Sequence[Trace], extra: Iterable[Any]) -> None:
     """Which letter has which colour, in one row below the axes."""
     kinds = {span.action.kind for trace in traces for span in trace.spans}
     swatches = [
-        _swatch(f"{kind.value} {palette.NAMES[kind]}", facecolor=palette.COLOURS[kind])
+        Patch(facecolor=palette.COLOURS[kind], label=f"{kind.value} {palette.NAMES[kind]}")
         for kind in Kind
         if kind in kinds
     ]
     depths = max(trace.schedule.stages_per_rank for trace in traces)
     if depths > 1:
-        swatches.append(_swatch("a rank's later stage", facecolor=palette.shade(Kind.F, depths - 1, depths)))
+        swatches.append(Patch(facecolor=palette.shade(Kind.F, depths - 1, depths), label="a rank's later stage"))
     if any(span.recompute for trace in traces for span in trace.spans):
-        swatches.append(_swatch("F again", facecolor=palette.COLOURS[Kind.F], edgecolor=palette.PAPER, hatch="xxxx"))
-    swatches.append(_swatch("idle", facecolor=palette.IDLE, edgecolor=palette.IDLE_HATCH, hatch="////"))
-    height = ax.get_window_extent().height / ax.figure.dpi
+        swatches.append(
+            Patch(label="F again", facecolor=palette.COLOURS[Kind.F], edgecolor=palette.PAPER, hatch="xxxx")
+        )
+    swatches.append(Patch(label="idle", facecolor=palette.IDLE, edgecolor=palette.IDLE_HATCH, hatch="////"))
+    _legend_below(ax, [*swatches, *extra])
+
+
+def _legend_below(ax: Axes, handles: Sequence[Any]) -> None:
+    """Right of the time axis' name where there is room, else in rows below it."""
+    box = ax.get_window_extent()
+    width, height = box.width / ax.figure.dpi, box.height / ax.figure.dpi
+    room = [0.42 + 0.074 * len(handle.get_label()) for handle in handles]  # inches
+    beside = sum(room) < width - 1.9
     ax.legend(
-        handles=[*swatches, *extra],
-        loc="upper right",
-        bbox_to_anchor=(1, -0.31 / height),
-        ncols=12,
+        handles=handles,
+        loc="upper right" if beside else "upper left",
+        bbox_to_anchor=(1, -0.31 / height) if beside else (0, -0.55 / height),
+        ncols=math.ceil(len(handles) / math.ceil(sum(room) / width)),
         frameon=False,
         fontsize=9,
         handlelength=1.4,

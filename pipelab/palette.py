@@ -9,11 +9,19 @@ from __future__ import annotations
 from pipelab.action import Kind
 
 COLOURS: dict[Kind, str] = {
-    Kind.F: "#3270b5",
-    Kind.B: "#f2a03d",
-    Kind.I: "#f5d973",
-    Kind.W: "#6f2840",
-    Kind.U: "#1f2328",
+    Kind.F: "#2a63a8",
+    Kind.B: "#ea922c",
+    Kind.I: "#f7de80",
+    Kind.W: "#641f3c",
+    Kind.U: "#101214",
+}
+# the last virtual stage of a rank: light, but no kind grows as light as the next one
+_LIGHTEST: dict[Kind, str] = {
+    Kind.F: "#6490c5",
+    Kind.B: "#f2b671",
+    Kind.I: "#fbf0c4",
+    Kind.W: "#7f3a57",
+    Kind.U: "#202226",
 }
 NAMES: dict[Kind, str] = {
     Kind.F: "forward",
@@ -27,22 +35,21 @@ PAPER = "#ffffff"  # behind every picture, so that it reads in a dark notebook t
 IDLE, IDLE_HATCH = "#f6f6f7", "#d5d7da"
 MARK = "#d1006c"  # what a picture points at: late actions, the critical path, arrows
 
-_LIGHTEST = 0.34  # how far the last virtual stage of a rank is mixed with white
-
 
 def shade(kind: Kind, depth: int = 0, depths: int = 1) -> str:
     """The colour of `kind` on a rank's virtual stage number `depth` of `depths`: later stages are lighter."""
-    return _whitened(COLOURS[kind], _LIGHTEST * depth / max(depths - 1, 1))
+    return _mixed(COLOURS[kind], _LIGHTEST[kind], depth / max(depths - 1, 1))
 
 
 def faded(colour: str) -> str:
     """`colour` for what a picture does not point at."""
-    return _whitened(colour, 0.75)
+    return _mixed(colour, PAPER, 0.75)
 
 
 def ink_on(colour: str) -> str:
-    """Black or white text, whichever reads better on `colour`: WCAG 2.1's contrast, from relative luminance."""
-    return INK if luminance(colour) > 0.26 else PAPER
+    """Black or white text, whichever has more contrast on `colour` (WCAG 2.1): one of them has at least 4.5 on any."""
+    light = luminance(colour) + 0.05
+    return "#000000" if light / 0.05 > 1.05 / light else "#ffffff"
 
 
 def luminance(colour: str) -> float:
@@ -51,8 +58,9 @@ def luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def _whitened(colour: str, white: float) -> str:
-    return "#" + "".join(f"{round(c + (255 - c) * white):02x}" for c in _channels(colour))
+def _mixed(colour: str, other: str, part: float) -> str:
+    pairs = zip(_channels(colour), _channels(other), strict=True)
+    return "#" + "".join(f"{round(a + (b - a) * part):02x}" for a, b in pairs)
 
 
 def _channels(colour: str) -> tuple[int, int, int]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from pipelab.action import Action, Kind
 from pipelab.errors import ScheduleError, positive_integer
@@ -175,6 +176,18 @@ class Schedule:
 
     def __str__(self) -> str:
         return f"{self._header()}\n{self.table()}"
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """In a notebook a schedule is the picture of its orders, drawn with F = I = W = 1; text where it cannot run."""
+        from pipelab.captions import headline
+        from pipelab.gantt import show
+        from pipelab.simulate import simulate
+
+        try:
+            trace = simulate(self)
+        except ScheduleError:
+            return {"text/plain": repr(self)}
+        return show(trace, repr(self), title=headline(trace, "F = I = W = 1"))
 
     def __repr__(self) -> str:
         return f"<Schedule {self._header()}; {self.num_actions} actions>"

@@ -246,6 +246,13 @@ class Trace:
                 ]
         return events
 
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """In a notebook a trace is a picture; the text behind it has no times of a run, for they differ every time."""
+        from pipelab.gantt import show
+
+        run = f"<Trace of {self.schedule.name}, {self.source}: {self.num_ranks} ranks, {len(self.spans)} spans>"
+        return show(self, repr(self) if self.source == "simulated" else run)
+
     def __repr__(self) -> str:
         if not self.spans:
             return f"<Trace of {self.schedule.name}, {self.source}: empty>"
