@@ -8,7 +8,8 @@
 .PHONY: help setup lab test test-all test-code test-book check fix book html bench
 
 # The environment's programs come first, so that `!python` and `!torchrun` in a cell are ours too.
-RUN := PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+PY := .venv/bin/python
 
 NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb solutions/*.ipynb solutions/*/*.ipynb))
 EXERCISES := $(sort $(wildcard exercises/*.ipynb exercises/*/*.ipynb))
@@ -22,20 +23,21 @@ setup: ## make .venv and install the versions of constraints.txt
 
 # Loopback only, with a token; the port that was asked for or none. No display means no browser.
 HEADLESS := $(if $(filter Linux,$(shell uname)),$(if $(DISPLAY)$(WAYLAND_DISPLAY),,yes))
-LAB_OPTIONS = --ServerApp.ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" \
+LAB_OPTIONS = --LabApp.default_url=/lab/tree/notebooks/00_start.ipynb \
+	--ServerApp.ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" --log-level=WARN \
 	$(if $(PORT),--ServerApp.port=$(PORT) --ServerApp.port_retries=0) \
 	$(if $(NO_BROWSER)$(HEADLESS),--no-browser) \
 	$(if $(filter 0,$(shell id -u)),--allow-root)
 
 lab: setup ## open JupyterLab at the first chapter
-	@$(RUN) -m jupyterlab $(LAB_OPTIONS) notebooks/00_start.ipynb
+	@$(PY) -m jupyterlab $(LAB_OPTIONS)
 
 # Two pytest processes, one for the package and one for all notebooks; the second runs also where the first fails.
 STRICT := -c tests/notebooks/strict.ini --rootdir=.
 define EVERY_TEST
 	@failed=0; \
-	$(RUN) -m pytest $(MARKED) || failed=1; \
-	$(RUN) -m pytest $(STRICT) $(NOTEBOOKS) $(EXERCISES) || failed=1; \
+	$(PY) -m pytest $(MARKED) || failed=1; \
+	$(PY) -m pytest $(STRICT) $(NOTEBOOKS) $(EXERCISES) || failed=1; \
 	exit $$failed
 endef
 
@@ -47,26 +49,26 @@ test-all: setup ## as test, with the exhaustive cases
 	$(EVERY_TEST)
 
 test-code: setup ## the package alone
-	@$(RUN) -m pytest
+	@$(PY) -m pytest
 
 test-book: setup ## the notebooks alone
-	@$(RUN) -m pytest $(STRICT) $(NB)
+	@$(PY) -m pytest $(STRICT) $(NB)
 
 check: setup ## style, types and canonical notebooks, in under a minute
-	@$(RUN) -m ruff check
-	@$(RUN) -m ruff format --check
-	@$(RUN) -m mypy
-	@$(RUN) tools/book.py --lint $(NOTEBOOKS) $(EXERCISES)
+	@$(PY) -m ruff check
+	@$(PY) -m ruff format --check
+	@$(PY) -m mypy
+	@$(PY) tools/book.py --lint $(NOTEBOOKS) $(EXERCISES)
 
 fix: setup ## mend what ruff can mend
-	@$(RUN) -m ruff check --fix
-	@$(RUN) -m ruff format
+	@$(PY) -m ruff check --fix
+	@$(PY) -m ruff format
 
 book: setup ## execute the notebooks and store their outputs in canonical form
-	@$(RUN) tools/book.py $(NB)
+	@$(PY) tools/book.py $(NB)
 
 html: setup ## the stored notebooks as web pages, in build/html
-	@$(RUN) -m nbconvert --to html --embed-images --output-dir build/html $(NB)
+	@$(PY) -m nbconvert --to html --embed-images --output-dir build/html $(NB)
 
 bench: setup ## print every benchmark's table
-	@for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(RUN) "$$benchmark" || exit 1; done
+	@for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(PY) "$$benchmark" || exit 1; done

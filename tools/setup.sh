@@ -55,6 +55,8 @@ fi
 "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$venv/bin/python" -m ensurepip --upgrade >/dev/null 2>&1 ||
     fail "$venv has no pip and cannot get one. Remove it (rm -r $venv) and try again."
 
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab,dev]'
+quiet=--quiet
+[ -t 1 ] && quiet= # somebody watches: show what arrives
+"$venv/bin/python" -m pip install $quiet --disable-pip-version-check -c constraints.txt -e '.[lab,dev]'
 fingerprint >"$stamp"
 echo "setup: $venv is ready ($("$venv/bin/python" --version))"
