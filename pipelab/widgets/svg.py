@@ -1,0 +1,156 @@
+"""Trace → SVG text: the live twin of `pipelab.gantt`, about a hundred times quicker to make.
+
+Same colours, same words. Text and outlines take the page's own text colour (`currentColor`), so the picture reads in a
+light and in a dark notebook; every bar says what it is when the pointer rests on it; the whole has a text alternative.
+"""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+from pipelab import palette
+from pipelab.action import Kind
+from pipelab.captions import COSTS_UNIT, headline, in_words, shares, time_unit, unit_of
+from pipelab.trace import Trace
+
+WIDTH = 980
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 52, 30, 44  # pixels around the rows
+_DIGIT = 6.4  # pixels a digit at 11 px
+
+
+def gantt_svg(trace: Trace, *, unit: str | None = None, title: str | None = None, pattern: str = "pl-idle") -> str:
+    """`trace` as one `<svg>` element, 980 pixels wide; the same text for the same trace.
+
+    `unit` names the time axis, as in `pipelab.gantt`. `pattern` is the hatching's id on the page: a picture that can be
+    hidden needs its own, or it takes the hatching of others with it. Raises CostError where the trace is empty or takes
+    no time.
+    """
+    unit = unit or unit_of(trace)
+    numbers = shares(trace, unit)
+    row = 28 if trace.num_ranks <= 8 else 20
+    height = _TOP + row * trace.num_ranks + _BOTTOM
+    name = title or headline(trace)
+    return "".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {WIDTH} {height}" width="100%" '
+            f'style="max-width:{WIDTH}px" font-family="system-ui, sans-serif" font-size="12" fill="currentColor">',
+            f"<title>{escape(name)}</title><desc>{escape(in_words(trace, unit))}</desc>",
+            f'<text x="{_LEFT}" y="18" font-size="13.5" font-weight="600">{escape(name)}</text>',
+            f'<text x="{WIDTH - _RIGHT}" y="18" text-anchor="end">{escape(numbers)}</text>',
+            f'<text x="{WIDTH - _RIGHT + 8}" y="18">idle</text>',
+            *_rows(trace, row, pattern),
+            *_bars(trace, row, unit),
+            *_axis(trace, unit, _TOP + row * trace.num_ranks),
+            *_legend(trace, height - 10, pattern),
+            "</svg>",
+        ]
+    )
+
+
+def _rows(trace: Trace, row: int, pattern: str) -> list[str]:
+    """Idle time, hatched, behind every row; the rank's number before it, its idle share after it."""
+    width = WIDTH - _LEFT - _RIGHT
+    parts = [
+        f'<pattern id="{pattern}" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        '<path d="M0 0V7" stroke="currentColor" stroke-opacity=".22"/></pattern>'
+    ]
+    for rank in range(trace.num_ranks):
+        y, text = _TOP + row * rank, _TOP + row * rank + row // 2 + 4
+        share = f"{100 * trace.idle(rank) / trace.makespan:.0f} %"
+        parts.append(
+            f'<path d="M{_LEFT} {y + 2}h{width}v{row - 4}h{-width}z" fill="url(#{pattern})"/>'
+            f'<text x="{_LEFT - 8}" y="{text}" text-anchor="end">rank {rank}</text>'
+            f'<text x="{_LEFT + width + 8}" y="{text}">{share}</text>'
+        )
+    return parts
+
+
+def _bars(trace: Trace, row: int, unit: str) -> list[str]:
+    """A `<rect>` with a tooltip for every span, and its micro-batch's number where there is room."""
+    zero, scale = trace.start, (WIDTH - _LEFT - _RIGHT) / trace.makespan
+    unit_scale, unit_name = time_unit(unit, trace.makespan)
+    suffix = "" if unit == COSTS_UNIT else f" {unit_name}"
+    style = _styles(trace)
+    bars: list[str] = []
+    dark: list[str] = []
+    light: list[str] = []
+    high = row - 4
+    for rank, action, start, end, again, *_ in trace.spans:
+        stage, kind, microbatch = action
+        fill, ink = style[stage, kind]
+        x, width = _LEFT + (start - zero) * scale, (end - start) * scale
+        tooltip = (
+            f"{stage}{kind.value}{microbatch}{' again' if again else ''}, rank {rank}, "
+            f"{(start - zero) * unit_scale:.4g} to {(end - zero) * unit_scale:.4g}{suffix}"
+        )
+        y = _TOP + row * rank + 2
+        bars.append(
+            f'<rect x="{x:.1f}" y="{y}" width="{max(width - 0.7, 0.3):.1f}" height="{high}" fill="{fill}"'
+            f"{_AGAIN if again else ''}><title>{tooltip}</title></rect>"
+        )
+        if width > _DIGIT * (1 if microbatch < 10 else 2 if microbatch < 100 else 4) + 2 and not again:
+            (dark if ink == "#000000" else light).append(
+                f'<text x="{x + width / 2:.1f}" y="{y + high // 2 + 4}">{microbatch}</text>'
+            )
+    numbers = 'text-anchor="middle" font-size="11" pointer-events="none"'
+    return [
+        '<g stroke="currentColor" stroke-opacity=".35" stroke-width=".5">', *bars, "</g>",
+        f'<g fill="#000000" {numbers}>', *dark, "</g>", f'<g fill="#ffffff" {numbers}>', *light, "</g>",
+    ]  # fmt: skip
+
+
+_AGAIN = ' fill-opacity=".45" stroke-dasharray="3 2"'  # a forward that runs for the second time
+
+
+def _styles(trace: Trace) -> dict[tuple[int, Kind], tuple[str, str]]:
+    """Colour and ink of every stage's kinds: a stage further along on its rank is lighter."""
+    schedule = trace.schedule
+    styles = {}
+    for rank in range(schedule.num_ranks):
+        for depth, stage in enumerate(schedule.stages_on(rank)):
+            for kind in Kind:
+                colour = palette.shade(kind, depth, schedule.stages_per_rank)
+                styles[stage, kind] = colour, palette.ink_on(colour)
+    return styles
+
+
+def _axis(trace: Trace, unit: str, y: int) -> list[str]:
+    scale, name = time_unit(unit, trace.makespan)
+    whole, width = trace.makespan * scale, WIDTH - _LEFT - _RIGHT
+    step = _round_step(whole / 9)
+    parts = [f'<path d="M{_LEFT} {y + 2}h{width}" stroke="currentColor"/>']
+    for number in range(math.floor(whole / step + 1e-9) + 1):
+        x = _LEFT + number * step / whole * width
+        parts.append(
+            f'<path d="M{x:.1f} {y + 2}v4" stroke="currentColor"/>'
+            f'<text x="{x:.1f}" y="{y + 18}" text-anchor="middle">{number * step:.6g}</text>'
+        )
+    parts.append(f'<text x="{_LEFT}" y="{y + 34}">time ({escape(name)})</text>')
+    return parts
+
+
+def _round_step(least: float) -> float:
+    """The smallest of 1, 2, 5 times a power of ten that is at least `least`."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
+
+
+def _legend(trace: Trace, y: int, pattern: str) -> list[str]:
+    kinds = {span.action.kind for span in trace.spans}
+    entries = [(palette.COLOURS[kind], f"{kind.value} {palette.NAMES[kind]}", "") for kind in Kind if kind in kinds]
+    depths = trace.schedule.stages_per_rank
+    if depths > 1:
+        entries.append((palette.shade(Kind.F, depths - 1, depths), "a rank's later stage", ""))
+    if any(span.recompute for span in trace.spans):
+        entries.append((palette.COLOURS[Kind.F], "F again", _AGAIN))
+    entries.append((f"url(#{pattern})", "idle", ""))
+    x = WIDTH - _RIGHT - sum(30 + 6.2 * len(label) for _, label, _ in entries)
+    parts = []
+    for fill, label, style in entries:
+        parts.append(
+            f'<path d="M{x:.0f} {y - 9}h14v10h-14z" fill="{fill}"{style} stroke="currentColor" stroke-opacity=".35" '
+            f'stroke-width=".5"/><text x="{x + 19:.0f}" y="{y}">{label}</text>'
+        )
+        x += 30 + 6.2 * len(label)
+    return parts
