@@ -5,6 +5,7 @@ Functions, classes and tensors of a cell travel there and back, and a failure on
     controller.py  Ranks, what a user holds: sizes, backend, restarts
     pool.py        one generation of processes: start, one call, kill
     launch.py      how a process is started: from a fork server that has torch already, or by spawn
+    server.py      how the fork server ends
     process.py     the life of one rank: leave the terminal, join the group, serve calls
     pickling.py    what travels: cloudpickle with the cells' source, tensors as plain bytes
     failure.py     from what happened on the ranks to the one error that the cell sees

@@ -81,6 +81,7 @@ class Ranks:
 
         Raises `RankError` that names the rank that is the cause, or what could not be pickled.
         """
+        __tracebackhide__ = True  # IPython and pytest leave such frames out
         return self._call([dump_call(fn, args, kwargs)] * self.num_ranks, self.timeout)
 
     def run_each(
@@ -91,6 +92,7 @@ class Ranks:
         Each rank is sent its own arguments only. `timeout`, in seconds, holds for this call. Raises `SizeError` where
         there is not one sequence of arguments for each rank, else as `run` does.
         """
+        __tracebackhide__ = True
         if len(args_per_rank) != self.num_ranks:
             raise SizeError(
                 f"run_each needs arguments for each of {self.num_ranks} ranks, got them for {len(args_per_rank)}"
@@ -130,6 +132,7 @@ class Ranks:
         raise TypeError("Ranks are processes of this machine; a function for them must not use the Ranks object itself")
 
     def _call(self, messages: Sequence[memoryview], timeout_s: float) -> list[Any]:
+        __tracebackhide__ = True
         with self._alone():
             return self._ensure_started().call(messages, timeout_s)
 

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..errors import RankError
 from .pickling import CELL_FILE
@@ -49,6 +50,12 @@ class RemoteTraceback(Exception):  # noqa: N818, it is no error but shows where 
 
     def __str__(self) -> str:
         return "\n" + str(self.args[0])
+
+
+def first_cause(raised: Mapping[int, Raised]) -> int:
+    """The rank that raised first; of several that raised the same, the lowest, so that the same run says the same."""
+    first = min(raised.values(), key=lambda one: one.at_s)
+    return min(rank for rank, one in raised.items() if (one.type_name, one.message) == (first.type_name, first.message))
 
 
 def raised_error(rank: int, raised: Raised, stopped: Iterable[int] = ()) -> RankError:
@@ -93,9 +100,11 @@ def how_it_died(exit_code: int | None, doing: str) -> str:
 def readable_stack(dump: str) -> str:
     """faulthandler's dump of one thread, oldest call first and with source lines, as a traceback reads."""
     frames = re.findall(r'File "(.*)", line (\d+) in (.*)', dump)
-    inner = [i for i, (name, _, _) in enumerate(frames) if name.endswith(("ranks/process.py", "ranks\\process.py"))]
+    ours = [i for i, (name, _, _) in enumerate(frames) if Path(name).parts[-2:] == ("ranks", "process.py")]
+    if ours and frames[ours[0]][2] == "main":
+        return "  (it waits for its call)"
     lines = []
-    for name, number, function in reversed(frames[: inner[0]] if inner else frames):
+    for name, number, function in reversed(frames[: ours[0]] if ours else frames):
         lines.append(f'  File "{CELL_FILE.sub("<notebook cell>", name)}", line {number}, in {function}')
         source = linecache.getline(name, int(number)).strip()
         lines += [f"    {source}"] if source else []
@@ -123,4 +132,4 @@ def _after(stopped: Iterable[int]) -> str:
     ranks = sorted(stopped)
     if not ranks:
         return ""
-    return f"\n({_name(ranks)} had not finished and {'was' if len(ranks) == 1 else 'were'} stopped)"
+    return f"\n({_name(ranks)} did not finish; the next call starts all ranks anew)"

@@ -17,7 +17,14 @@ from ..errors import EngineError
 
 _METHODS = ("forkserver", "spawn")
 # What every rank needs. torch's optimizers pull in torch._dynamo at their first use, a second that each rank would pay.
-_PRELOAD = ["torch", "torch.distributed", "torch._dynamo", "cloudpickle", "pipelab.ranks.process"]
+_PRELOAD = [
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "cloudpickle",
+    "pipelab.ranks.process",
+    "pipelab.ranks.server",
+]
 
 
 def choose_method(asked: str | None) -> str:
@@ -36,7 +43,7 @@ def prepare(method: str) -> BaseContext:
     """The context to start processes with; its fork server, if any, begins to import torch and is not waited for."""
     if method == "forkserver":
         forkserver.set_forkserver_preload(_PRELOAD)
-        with _interrupts_blocked(), _one_thread():
+        with _interrupts_blocked(), _server_environment():
             forkserver.ensure_running()
     return multiprocessing.get_context(method)
 
@@ -80,11 +87,12 @@ def _interrupts_blocked() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """An environment that keeps numpy and OpenMP from making threads, which would not live through a fork."""
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, "1"))
+def _server_environment() -> Iterator[None]:
+    """The fork server's environment: our import path, and no threads of numpy or OpenMP, which a fork would lose."""
+    changes = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    changes["PYTHONPATH"] = os.pathsep.join(sys.path)
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
     try:
         yield
     finally:

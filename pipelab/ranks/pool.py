@@ -54,6 +54,7 @@ class Pool:
 
     def call(self, messages: Sequence[memoryview], timeout_s: float) -> list[Any]:
         """Send each rank its message; the answers in rank order. After an exception no process is left."""
+        __tracebackhide__ = True
         try:
             self._send(messages)
             return self._gather(timeout_s)
@@ -116,6 +117,7 @@ class Pool:
 
     def _gather(self, timeout_s: float) -> list[Any]:
         """One answer of each rank, in rank order, or the error of the rank that is the cause of there being none."""
+        __tracebackhide__ = True
         everyone = range(len(self._processes))
         answers: dict[int, Any] = {}
         raised: dict[int, failure.Raised] = {}
@@ -140,11 +142,12 @@ class Pool:
                     raised[rank] = what
             if raised or died:
                 deadline = min(deadline, time.monotonic() + GRACE_S)
+        unfinished = {rank for rank in everyone if rank not in answers}
         if died:  # a death explains the broken connections of its neighbours, whoever spoke first
-            raise failure.died_error(died, stopped=missing)
+            raise failure.died_error(died, stopped=unfinished - set(died))
         if raised:
-            rank = min(raised, key=lambda r: raised[r].at_s)
-            raise failure.raised_error(rank, raised[rank], stopped=missing)
+            rank = failure.first_cause(raised)
+            raise failure.raised_error(rank, raised[rank], stopped=unfinished - {rank})
         if missing:
             raise failure.hung_error(self._stacks(missing), timeout_s, len(everyone))
         self._output.show()
