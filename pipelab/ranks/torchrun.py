@@ -23,8 +23,8 @@ _FOREVER = datetime.timedelta(days=365)
 _MARK = "pipelab/over"
 _CLOSED, _LATE = b"closed", b"late"  # any other mark is a pickled (rank, Raised)
 _POLL_S = 0.2
-_SPEAK_S = 0.5  # if the failure is only that another process died, torchrun ends us before that
-_FOLLOW_S = 1.5  # the others go after the one that failed, so that torchrun names that one
+_SPEAK_S = 1.0  # if the failure is only that another process died, torchrun ends us before that
+_FOLLOW_S = 2.0  # the others go after the one that failed, so that torchrun names that one
 
 
 def launched() -> bool:
