@@ -1,0 +1,76 @@
+"""The loss of micro-batches, weighted so that it is the loss of the whole batch, and so is its gradient.
+
+A mean over n_k of N samples counts n_k / N. With a loss that returns (sum, count), what the batch counts is known only
+after the last micro-batch: then the sums are differentiated, and the gradients divided at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipelab.errors import EngineError
+
+
+class Loss:
+    """`loss_fn(output, target)` on one micro-batch after the other; lives on the rank of the last stage."""
+
+    def __init__(self, loss_fn: Callable[[Any, Any], Any]) -> None:
+        self.loss_fn = loss_fn
+        self._targets: Sequence[Any] = ()
+        self._shares: Sequence[float] = ()
+        self._parts: dict[int, tuple[Tensor, float | None]] = {}
+
+    def begin(self, targets: Sequence[Any], shares: Sequence[float]) -> None:
+        """A new batch: for each micro-batch the targets, and which share of all samples it has."""
+        self._targets, self._shares, self._parts = targets, shares, {}
+
+    def __call__(self, output: Any, microbatch: int) -> Tensor:
+        """The loss of a micro-batch, a scalar. Raises EngineError where `loss_fn` returned something else."""
+        loss, count = _checked(self.loss_fn(output, self._targets[microbatch]))
+        if any((known is None) != (count is None) for _, known in self._parts.values()):
+            raise EngineError(
+                "loss_fn returned (sum, count) for one micro-batch and a mean for another: return one kind"
+            )
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise EngineError(
+                "the loss does not depend on any parameter that requires a gradient, so nothing would be learnt"
+            )
+        self._parts[microbatch] = loss.detach(), count
+        return loss
+
+    def gradient(self, microbatch: int) -> Tensor:
+        """What the backward of a micro-batch starts from: its share of the batch, or 1 where counts divide later."""
+        loss, count = self._parts[microbatch]
+        return torch.full_like(loss, self._shares[microbatch] if count is None else 1.0)
+
+    @property
+    def count(self) -> float | None:
+        """What the whole batch counts, where `loss_fn` says so. Raises EngineError where that is nothing."""
+        counts = [count for _, count in self._parts.values() if count is not None]
+        if counts and not sum(counts) > 0:
+            raise EngineError(f"loss_fn returned (sum, count), and the counts of the batch add up to {sum(counts):g}")
+        return math.fsum(counts) if counts else None
+
+    @property
+    def total(self) -> float:
+        """The loss of the whole batch."""
+        losses = {microbatch: loss.item() for microbatch, (loss, _) in self._parts.items()}
+        if self.count is not None:
+            return math.fsum(losses.values()) / self.count
+        return math.fsum(loss * self._shares[microbatch] for microbatch, loss in losses.items())
+
+
+def _checked(result: Any) -> tuple[Tensor, float | None]:
+    loss, count = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        found = f"a {loss.dtype} tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(type(loss))
+        raise EngineError(
+            "loss_fn must return a tensor with one number, the mean over the samples, or (sum, count); "
+            f"it returned {found}"
+        )
+    return loss.reshape(()), None if count is None else float(count)

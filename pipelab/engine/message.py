@@ -1,0 +1,155 @@
+"""What travels from stage to stage: any value, as bytes that say themselves what they are.
+
+    ┌──────┬─────────────┬──────────┬──────────┐
+    │ head │ description │ tensor 0 │ tensor 1 │     one block of bytes, one message
+    └──────┴─────────────┴──────────┴──────────┘
+
+The description holds the value with a hole for every tensor, and dtype, shape and "wants a gradient" of each tensor.
+So a tuple, a dict, a mask or None arrives as it left, and the shapes may be others in every message.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import cloudpickle
+import torch
+from torch import Tensor
+
+from pipelab.errors import EngineError
+
+_ALIGN = 64  # as torch aligns its own tensors, so that arithmetic on a received one takes the same path, to the bit
+
+
+class Value(NamedTuple):
+    """A value taken apart: its structure as bytes, with a numbered hole for every tensor, and what fills the holes."""
+
+    structure: bytes
+    tensors: Sequence[Tensor]
+    wants_gradient: Sequence[bool]  # for each tensor, whether its maker wants a gradient back
+
+
+class _Wrapper(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles anything, a class of a notebook cell too, but sets the tensors aside."""
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream, protocol=5)
+        self.tensors: list[Tensor] = []
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, Tensor):
+            return None
+        self.tensors.append(obj)
+        return len(self.tensors) - 1
+
+
+class _Unwrapper(pickle.Unpickler):
+    def __init__(self, value: Value) -> None:
+        super().__init__(io.BytesIO(value.structure))
+        self.tensors = value.tensors
+
+    def persistent_load(self, number: int) -> Tensor:
+        return self.tensors[number]
+
+
+def wrap(content: Any) -> Value:
+    """Take anything apart. Raises EngineError where it holds something that cannot be pickled."""
+    stream = io.BytesIO()
+    wrapper = _Wrapper(stream)
+    try:
+        wrapper.dump(content)
+    except Exception as error:
+        raise EngineError(
+            f"a value of type {type(content).__qualname__} cannot travel between stages: {error}. "
+            "Tensors, numbers, None, and tuples, lists and dicts of them can"
+        ) from error
+    return Value(stream.getvalue(), wrapper.tensors, [tensor.requires_grad for tensor in wrapper.tensors])
+
+
+def unwrap(value: Value) -> Any:
+    """The content again, with the value's tensors in the holes."""
+    return _Unwrapper(value).load()
+
+
+def copied(value: Value) -> Value:
+    """The same value in memory of its own, and outside any graph."""
+    return value._replace(tensors=[tensor.detach().clone() for tensor in value.tensors])
+
+
+def payload_bytes(value: Value) -> int:
+    """Bytes of the tensors alone."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in value.tensors)
+
+
+# --- bytes ----------------------------------------------------------------------------------------------------------
+
+
+class Head(NamedTuple):
+    """The first bytes of every message."""
+
+    tag: int  # which action's value it is
+    step: int
+    description: int  # bytes of the description
+    size: int  # bytes of the whole message, this head included
+    acknowledged: int  # messages that the sender has had from the receiver
+    stamp: float  # when the value may be used, on the clock of emulated accelerators; 0 without one
+    sent: float  # when it was sent, in seconds of the machine's monotonic clock
+
+
+_HEAD = struct.Struct("<4sIIIQQdd")
+_MARK = b"lab\x01"
+HEAD_BYTES = _HEAD.size
+
+
+def pack(value: Value, tag: int, step: int, acknowledged: int, stamp: float, sent: float) -> Tensor:
+    """Head, description and tensors in one block of bytes, a uint8 tensor."""
+    for tensor in value.tensors:
+        if tensor.layout is not torch.strided:
+            raise EngineError(f"only dense tensors travel between stages, found one of layout {tensor.layout}")
+    kinds = [(tensor.dtype, tuple(tensor.shape)) for tensor in value.tensors]
+    description = pickle.dumps((value.structure, kinds, value.wants_gradient), protocol=5)
+    offsets, size = _lay_out(kinds, HEAD_BYTES + len(description))
+    block = torch.empty(size, dtype=torch.uint8)
+    view = memoryview(block.numpy())  # type: ignore[arg-type]
+    _HEAD.pack_into(view, 0, _MARK, tag, step, len(description), size, acknowledged, stamp, sent)
+    view[HEAD_BYTES : HEAD_BYTES + len(description)] = description
+    for tensor, kind, offset in zip(value.tensors, kinds, offsets, strict=True):
+        _window(block, offset, *kind).copy_(tensor.detach())
+    return block
+
+
+def read_head(block: Tensor) -> Head:
+    """The head of a message. Raises EngineError where the bytes are none of ours."""
+    mark, *fields = _HEAD.unpack_from(block.numpy())  # type: ignore[arg-type]
+    if mark != _MARK:
+        raise EngineError(f"received {block.numel()} bytes that are no message of a pipeline: they begin with {mark!r}")
+    return Head(*fields)
+
+
+def unpack(block: Tensor, head: Head) -> Value:
+    """The value of a message. Its tensors lie in the block itself; nothing is copied."""
+    end = HEAD_BYTES + head.description
+    structure, kinds, wants = pickle.loads(memoryview(block.numpy())[HEAD_BYTES:end])  # type: ignore[arg-type]
+    offsets, _ = _lay_out(kinds, end)
+    return Value(structure, [_window(block, at, *kind) for kind, at in zip(kinds, offsets, strict=True)], wants)
+
+
+def _lay_out(kinds: Sequence[tuple[torch.dtype, tuple[int, ...]]], start: int) -> tuple[list[int], int]:
+    """Where each tensor begins, and where the last one ends."""
+    offsets = []
+    for dtype, shape in kinds:
+        start = -(-start // _ALIGN) * _ALIGN
+        offsets.append(start)
+        start += math.prod(shape) * dtype.itemsize
+    return offsets, start
+
+
+def _window(block: Tensor, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """A tensor that lies in the block, yet is no view of it: autograd lets a layer write into it in place."""
+    window: Any = torch.empty(0, dtype=dtype)
+    return window.set_(block.untyped_storage(), offset // dtype.itemsize, shape)  # type: ignore[no-any-return]

@@ -1,0 +1,69 @@
+"""How a pipeline is to run, checked before anything is sent to the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from pipelab.costs import Costs
+from pipelab.errors import EngineError
+from pipelab.schedule import Schedule
+
+Clock = Literal["anchored", "plain"]
+Remat = str | int  # "none", "stage", "layer", or a number of layers
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+LossFunction = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The choices that `Pipeline` explains. Raises EngineError for one that does not exist."""
+
+    loss_fn: LossFunction
+    optimizer: OptimizerFactory | None = None
+    remat: Remat = "none"
+    pace: Costs | None = None
+    clock: Clock = "anchored"
+    batchnorm: str = "microbatch"
+    max_norm: float | None = None
+    precision: str = "fp32"
+    measure_memory: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not callable(self.loss_fn):
+            raise EngineError(f"loss_fn must be a function of output and target, got {self.loss_fn!r}")
+        if self.optimizer is not None and not callable(self.optimizer):
+            raise EngineError(
+                "optimizer must be a function that makes one from the parameters of a rank, as in "
+                f"lambda parameters: torch.optim.SGD(parameters, lr=0.1); got a {type(self.optimizer).__qualname__}"
+            )
+        counted = isinstance(self.remat, int) and not isinstance(self.remat, bool) and self.remat >= 1
+        if not counted and self.remat not in ("none", "stage", "layer"):
+            raise EngineError(
+                f"remat must be 'none', 'stage', 'layer' or a number of layers from 1 on, got {self.remat!r}"
+            )
+        if self.pace is not None and not isinstance(self.pace, Costs):
+            raise EngineError(f"pace must be Costs in seconds, as in Costs(F=0.01, B=0.02), got {self.pace!r}")
+        _one_of("clock", self.clock, ("anchored", "plain"))
+        _one_of("batchnorm", self.batchnorm, ("microbatch",))
+        _one_of("precision", self.precision, ("fp32",))
+        norm = self.max_norm
+        if norm is not None and not (isinstance(norm, int | float) and isfinite(norm) and norm > 0):
+            raise EngineError(f"max_norm must be a positive number, or None for no limit, got {norm!r}")
+
+    def fit(self, schedule: Schedule) -> None:
+        """Raise CostError where `pace` is for another number of stages."""
+        if self.pace is not None:
+            self.pace.per_stage(schedule.num_stages)
+            self.pace.bytes_per_stage(schedule.num_stages)
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise EngineError(f"{name} must be {' or '.join(map(repr, allowed))}, got {value!r}")

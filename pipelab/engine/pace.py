@@ -1,0 +1,62 @@
+"""Emulated accelerators: every action takes the time that its costs say, in real seconds.
+
+Tensors, messages and gradients are real. Only the clock is emulated: a rank works, then sleeps until the action's
+deadline. Deadlines are virtual time, and a message carries its value's [1]:
+
+    start    = when the rank was free, or the value came, whichever is later      [2]
+    deadline = start + the action's time                                          [3]
+
+With anchored clocks no deadline looks at the real time, so what the machine loses here it catches up there: orders and
+dependencies show as on ideal hardware, and the transport is hidden. With plain clocks nothing starts before it really
+can, so a slow link shows, and so does a busy machine [4].
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+
+from pipelab.action import Action, Kind
+from pipelab.costs import Costs, Link
+from pipelab.engine.options import Clock
+
+_LONG_AGO = float("-inf")
+
+
+class Pace:
+    """The clock of one rank during one step, in seconds of the machine's monotonic clock."""
+
+    def __init__(self, costs: Costs, num_stages: int, clock: Clock) -> None:
+        self._duration = costs.per_stage(num_stages)
+        self._bytes = costs.bytes_per_stage(num_stages)
+        self._comm = costs.comm
+        self._plain = clock == "plain"
+        self._free = _LONG_AGO
+        self._wire_free: dict[int, float] = defaultdict(lambda: _LONG_AGO)
+
+    def value_comes(self, stamp: float) -> None:
+        """The next action reads a value that another rank has stamped with the time when it comes."""
+        self._free = max(self._free, stamp)  # [2]
+
+    def begin(self) -> None:
+        """The next action starts."""
+        if self._plain or self._free == _LONG_AGO:  # [4], or the pipeline's first action, which sets the clock for all
+            self._free = max(self._free, time.monotonic())
+
+    def end(self, action: Action, recompute: bool = False) -> float:
+        """Sleep until the deadline of `action`; how late it is then, in seconds."""
+        kind = Kind.F if recompute else action.kind
+        self._free += self._duration[kind][action.stage]  # [3]
+        remaining = self._free - time.monotonic()
+        if remaining > 0:
+            time.sleep(remaining)
+        return time.monotonic() - self._free
+
+    def stamp(self, action: Action, peer: int) -> float:
+        """When what `action` has just made comes to rank `peer`."""  # [1]
+        if not isinstance(self._comm, Link):
+            return self._free + self._comm
+        size = self._bytes[action.stage if action.kind is Kind.F else action.stage - 1]
+        leaves = max(self._free, self._wire_free[peer]) + size / self._comm.bytes_per_s
+        self._wire_free[peer] = leaves
+        return leaves + self._comm.latency_s

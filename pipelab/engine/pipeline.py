@@ -1,0 +1,280 @@
+"""What a user holds: it ships the stages to the ranks, sends them batches, and puts together what they tell."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipelab.action import Kind
+from pipelab.costs import Costs
+from pipelab.dependencies import graph
+from pipelab.engine import batch, resident
+from pipelab.engine.cut import check_sharing, cut
+from pipelab.engine.message import Value, wrap
+from pipelab.engine.options import Clock, LossFunction, OptimizerFactory, Options, Remat
+from pipelab.engine.resident import Recipe
+from pipelab.engine.result import StepResult, put_together
+from pipelab.errors import EngineError, RankError, SizeError
+from pipelab.lower import lower
+from pipelab.ranks import Ranks
+from pipelab.schedule import Schedule
+
+Parts = Sequence[Value]  # of a batch, one a micro-batch
+
+_keys = itertools.count()
+_gone: weakref.WeakKeyDictionary[Ranks, list[int]] = weakref.WeakKeyDictionary()  # pipelines that ranks may forget
+
+
+class Pipeline:
+    """A model that trains on several ranks, stage by stage, in the order of a schedule.
+
+    `model` is an `nn.Sequential`; the ranks get copies of its layers, and `state_dict()` brings the values back.
+    `loss_fn(output, target)` returns the mean over the samples, or (sum, count). `optimizer(parameters)` makes a rank's
+    optimizer; without it there are only gradients. `ranks` are as many as the schedule has.
+
+    - `partition`: a slice or a number of layers a stage; by default the stages are balanced by their parameters.
+    - `remat`: what is computed again before the backward, to keep less: "none", the whole "stage", each "layer",
+      or a number of layers.
+    - `pace`: costs in seconds that make the ranks emulated accelerators, with `clock` "anchored" or "plain" (see
+      `pipelab.engine.pace`).
+    - `max_norm`: the largest norm that all gradients together may have; longer ones are scaled down.
+    - `measure_memory`: a step tells its peak, which costs a tenth of its time.
+
+    Dropout depends on `torch.initial_seed()`, step, layer and micro-batch: it is the same in every schedule and split.
+    Raises PipelabError for what cannot run, before anything is sent to the ranks.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        schedule: Schedule,
+        *,
+        loss_fn: LossFunction,
+        optimizer: OptimizerFactory | None = None,
+        ranks: Ranks,
+        partition: Sequence[slice] | Sequence[int] | None = None,
+        remat: Remat = "none",
+        pace: Costs | None = None,
+        batchnorm: str = "microbatch",
+        max_norm: float | None = None,
+        precision: str = "fp32",
+        clock: Clock = "anchored",
+        measure_memory: bool = False,
+    ) -> None:
+        options = Options(
+            loss_fn=loss_fn,
+            optimizer=optimizer,
+            remat=remat,
+            pace=pace,
+            clock=clock,
+            batchnorm=batchnorm,
+            max_norm=max_norm,
+            precision=precision,
+            measure_memory=measure_memory,
+            seed=torch.initial_seed() & (2**63 - 1),
+        )
+        _check(schedule, ranks)
+        options.fit(schedule)
+        program = lower(schedule)
+        pieces = cut(model, schedule.num_stages, partition)
+        check_sharing(pieces, schedule.placement)
+        g = graph(schedule)
+        self.schedule = schedule
+        self.ranks = ranks
+        self._pace = pace
+        self._sources = {g.actions[i]: g.actions[source] for i, source in enumerate(g.neighbour) if source >= 0}
+        self._shapes = {name: value.shape for piece in pieces for name, value in _tensors(piece.layers).items()}
+        self._over = ""  # why this pipeline can no longer be used
+        self._key = next(_keys)
+        forgotten = _gone.setdefault(ranks, [])
+        recipes = [
+            Recipe(
+                layers={stage: (pieces[stage].first, pieces[stage].layers) for stage in schedule.stages_on(rank)},
+                program=program.ranks[rank],
+                sources={a: self._sources[a] for a in schedule.ranks[rank] if a in self._sources},
+                num_stages=schedule.num_stages,
+                num_microbatches=schedule.num_microbatches,
+                last_rank=schedule.placement[-1],
+                options=options,
+            )
+            for rank in range(schedule.num_ranks)
+        ]
+        ranks.run_each(resident.settle, [(self._key, recipe, tuple(forgotten)) for recipe in recipes])
+        forgotten.clear()
+        self._generation = ranks.generation
+        self._finalizer = weakref.finalize(self, forgotten.append, self._key)
+
+    def step(self, inputs: Any, targets: Any, *, update: bool = True) -> StepResult:
+        """Train on one batch: forward and backward of every micro-batch, then the optimizer.
+
+        `inputs` and `targets` are tensors with a row a sample, or tuples, lists or dicts of such; other values in them
+        go to every micro-batch. The gradient is that of the whole batch, whatever its size. With `update=False` it
+        stays, and the next step's is added to it, as `backward()` does in torch.
+        Raises SizeError for fewer samples than micro-batches, RankError with the rank's own error where a rank fails:
+        then the pipeline is over, and has to be built again.
+        """
+        self._check_open()
+        count = self.schedule.num_microbatches
+        samples = _samples(inputs, targets)
+        if samples < count:
+            raise SizeError(
+                f"{samples} samples cannot fill {count} micro-batches: "
+                f"take a schedule of at most {samples} micro-batches, or a larger batch"
+            )
+        parts = batch.split(inputs, count, "inputs"), batch.split(targets, count, "targets")
+        shares = _shares(parts[0], samples)
+        reports = self._call("step", [(*self._ends(rank, *parts), shares, update) for rank in self._all])
+        return put_together(self.schedule, self._sources, self._pace, reports)
+
+    def evaluate(self, inputs: Any, targets: Any) -> float:
+        """The loss of the whole batch in eval mode, without gradients; afterwards all is as before."""
+        self._check_open()
+        samples = _samples(inputs, targets)
+        count = min(samples, self.schedule.num_microbatches)
+        parts = batch.split(inputs, count, "inputs"), batch.split(targets, count, "targets")
+        shares = _shares(parts[0], samples)
+        losses = self._call("evaluate", [(*self._ends(rank, *parts), shares, count) for rank in self._all])
+        loss: float = losses[self.schedule.placement[-1]]
+        return loss
+
+    def predict(self, inputs: Any) -> Any:
+        """The model's output for `inputs` in eval mode, without gradients; afterwards all is as before."""
+        self._check_open()
+        count = min(_samples(inputs), self.schedule.num_microbatches)
+        parts = batch.split(inputs, count, "inputs")
+        outputs = self._call("predict", [(self._ends(rank, parts, ())[0], count) for rank in self._all])
+        return batch.join(outputs[self.schedule.placement[-1]])
+
+    def gradients(self) -> dict[str, Tensor | None]:
+        """The gradient of every parameter, by its name in the model: of the last step, or of all since an update."""
+        return self._gather("gradients")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Parameters and buffers as they are now, as `model.state_dict()` would return them."""
+        return self._gather("state")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take parameters and buffers from `state`; raises EngineError unless it has the model's names and shapes."""
+        self._check_open()
+        _check_state(state, self._shapes)
+        self._call("load_state", [(dict(state),) for _ in self._all])
+
+    def close(self) -> None:
+        """Let the ranks forget the stages. The ranks stay, for another pipeline."""
+        if not self._over:
+            self._over = "it was closed"
+            self._finalizer.detach()
+            if self.ranks.alive and self.ranks.generation == self._generation:
+                self.ranks.run(resident.leave, [self._key])
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = f"over, because {self._over}" if self._over else "ready"
+        plan = self.schedule
+        return f"<Pipeline of {plan.num_stages} stages on {plan.num_ranks} ranks, {plan.name}: {state}>"
+
+    # --- to the ranks and back ----------------------------------------------------------------------------------------
+
+    @property
+    def _all(self) -> range:
+        return range(self.schedule.num_ranks)
+
+    def _ends(self, rank: int, inputs: Parts, targets: Parts) -> tuple[Parts, Parts]:
+        """What `rank` needs of a batch: the first stage's the inputs, the last stage's the targets."""
+        placement = self.schedule.placement
+        return inputs if rank == placement[0] else (), targets if rank == placement[-1] else ()
+
+    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        try:
+            return self.ranks.run_each(resident.call, [(self._key, method, *each) for each in arguments])
+        except BaseException as error:
+            if not self.ranks.alive or self.ranks.generation != self._generation:
+                self._over = f"its {method} failed ({_first_line(error)})"
+            if isinstance(error, RankError) and error.exception_type == EngineError.__qualname__:
+                raise EngineError(str(error)) from error
+            raise
+
+    def _gather(self, method: str) -> dict[str, Any]:
+        """The ranks' dicts as one, in the order of the model's layers."""
+        self._check_open()
+        found = {name: value for part in self._call(method, [()] * len(self._all)) for name, value in part.items()}
+        return {name: found.pop(name) for name in self._shapes if name in found} | found
+
+    def _check_open(self) -> None:
+        if not self._over and not (self.ranks.alive and self.ranks.generation == self._generation):
+            self._over = "its ranks ended or were started again"
+        if self._over:
+            raise EngineError(
+                f"this pipeline is over, because {self._over}. Build it again with Pipeline(model, schedule, ...); "
+                "to go on from earlier values, give it a state_dict() of before by load_state_dict()"
+            )
+
+
+def _check(schedule: Schedule, ranks: Ranks) -> None:
+    if not isinstance(schedule, Schedule):
+        raise EngineError(f"schedule must be a Schedule, as gpipe(4, 8) makes one, got {schedule!r}")
+    if not isinstance(ranks, Ranks):
+        raise EngineError(f"ranks must be Ranks, as in Ranks({schedule.num_ranks}), got {ranks!r}")
+    if ranks.num_ranks != schedule.num_ranks:
+        raise SizeError(
+            f"schedule {schedule.name!r} is for {schedule.num_ranks} ranks, but there are {ranks.num_ranks}: "
+            f"take Ranks({schedule.num_ranks}), or a schedule for {ranks.num_ranks}"
+        )
+    if ranks.backend != "gloo":
+        raise EngineError(
+            f"the engine runs on the CPU, but the ranks talk by {ranks.backend}: take Ranks(..., backend='gloo')"
+        )
+    if any(action.kind is Kind.U for order in schedule.ranks for action in order):
+        raise EngineError(
+            f"schedule {schedule.name!r} has weight updates among its actions (kind U), but the engine updates once, "
+            "after all of them: leave U out"
+        )
+
+
+def _samples(inputs: Any, targets: Any = None) -> int:
+    """How many samples there are. Raises SizeError for none, or where inputs and targets differ."""
+    samples = batch.rows(wrap(inputs), "inputs")
+    if samples == 0:
+        raise SizeError("the batch is empty: inputs have 0 rows")
+    if targets is not None and batch.rows(wrap(targets), "targets") != samples:
+        found = batch.rows(wrap(targets), "targets")
+        raise SizeError(f"inputs have {samples} rows, targets have {found}: every sample needs one of each")
+    return samples
+
+
+def _shares(parts: Sequence[Value], samples: int) -> list[float]:
+    return [batch.rows(part, "inputs") / samples for part in parts]
+
+
+def _tensors(layers: nn.Module) -> dict[str, Tensor]:
+    return {name: value for name, value in layers.state_dict().items() if isinstance(value, Tensor)}
+
+
+def _check_state(state: Mapping[str, Any], shapes: Mapping[str, torch.Size]) -> None:
+    missing = [name for name in shapes if name not in state]
+    unknown = [name for name in state if name not in shapes]
+    wrong = [
+        f"{name} is {tuple(state[name].shape)}, in the model {tuple(shape)}"
+        for name, shape in shapes.items()
+        if isinstance(state.get(name), Tensor) and state[name].shape != shape
+    ]
+    reasons = [f"{name} is missing" for name in missing] + [f"{name} is not in the model" for name in unknown] + wrong
+    if reasons:
+        raise EngineError("the state_dict is not of this model, and nothing was loaded:\n  " + "\n  ".join(reasons))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__qualname__).splitlines()[0]

@@ -1,0 +1,192 @@
+"""What lives on a rank for a pipeline: stages, worker, loss and update. The pipeline calls it from the notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipelab.action import Action, Kind
+from pipelab.engine.channel import Channel
+from pipelab.engine.live_bytes import LiveBytes
+from pipelab.engine.loss import Loss
+from pipelab.engine.message import Value, unwrap
+from pipelab.engine.options import Options
+from pipelab.engine.pace import Pace
+from pipelab.engine.stage import Stage
+from pipelab.engine.update import Update
+from pipelab.engine.worker import Arrival, Timing, Worker
+from pipelab.errors import EngineError
+from pipelab.lower import Instruction
+from pipelab.ranks import local_state
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a rank needs to take part in a pipeline. Layers bear the names that they have in the whole model."""
+
+    layers: Mapping[int, tuple[int, nn.Sequential]]  # by stage: the number of its first layer, and its layers
+    program: Sequence[Instruction]
+    sources: Mapping[Action, Action]
+    num_stages: int
+    num_microbatches: int
+    last_rank: int  # the one with the last stage
+    options: Options
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a rank tells of a step. `loss` is known on the last stage's rank only; bytes are those of tensors."""
+
+    timings: Sequence[Timing]
+    arrivals: Sequence[Arrival]
+    loss: float | None
+    gradient_norm: float | None
+    peak_bytes: int | None
+    sent_bytes: int
+
+
+class Resident:
+    """One rank's part of a pipeline."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        options = recipe.options
+        self._recipe, self._options = recipe, options
+        self._modules = nn.ModuleList(layers for _, layers in recipe.layers.values())
+        self._update = Update(
+            list(self._modules.parameters()),
+            optimizer=options.optimizer,
+            max_norm=options.max_norm,
+            root=recipe.last_rank,
+        )
+        last = recipe.num_stages - 1
+        self._loss = Loss(options.loss_fn) if last in recipe.layers else None
+        stages = {
+            stage: Stage(
+                list(layers),
+                first,
+                remat=options.remat,
+                seed=options.seed,
+                finish=self._loss if stage == last else None,
+            )
+            for stage, (first, layers) in recipe.layers.items()
+        }
+        self._worker = Worker(stages, recipe.sources, Channel(recipe.num_microbatches), self._loss)
+        self._steps = 0
+
+    def step(self, inputs: Sequence[Value], targets: Sequence[Value], shares: Sequence[float], update: bool) -> Report:
+        """F and backward of every micro-batch, then the update."""
+        options, worker = self._options, self._worker
+        worker.training, worker.inputs = True, inputs
+        worker.pace = Pace(options.pace, self._recipe.num_stages, options.clock) if options.pace else None
+        for stage in worker.stages.values():
+            stage.begin(self._steps)
+        if self._loss:
+            self._loss.begin([unwrap(target) for target in targets], shares)
+        self._update.begin()
+        with _random_state_kept(), _memory(options.measure_memory) as memory:
+            worker.run(self._recipe.program)
+        if not all(stage.empty for stage in worker.stages.values()):
+            raise EngineError("something of a micro-batch is left on a stage after the step: a fault of pipelab")
+        norm = self._update.finish(self._loss.count if self._loss else None, update)
+        self._steps += 1
+        worker.inputs = ()
+        return Report(
+            worker.timings,
+            worker.arrivals,
+            self._loss.total if self._loss else None,
+            norm,
+            memory.peak if memory else None,
+            worker.channel.take_sent_bytes(),
+        )
+
+    def predict(self, inputs: Sequence[Value], count: int) -> list[Value]:
+        """Outputs of the first `count` micro-batches, on the last stage's rank: in eval mode, without gradients."""
+        worker = self._worker
+        worker.training, worker.inputs, worker.pace = False, inputs, None
+        program = [i for i in self._recipe.program if i.action.kind is Kind.F and i.action.microbatch < count]
+        modes = {module: module.training for module in self._modules.modules()}
+        self._modules.eval()
+        try:
+            with torch.no_grad():
+                made = worker.run(program)
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+        worker.inputs = ()
+        worker.channel.take_sent_bytes()
+        return [made[action] for action in sorted(made)]
+
+    def evaluate(
+        self, inputs: Sequence[Value], targets: Sequence[Value], shares: Sequence[float], count: int
+    ) -> float | None:
+        """The loss of the outputs, on the last stage's rank."""
+        outputs = self.predict(inputs, count)
+        if self._loss is None:
+            return None
+        self._loss.begin([unwrap(target) for target in targets], shares)
+        with torch.no_grad():
+            for microbatch, output in enumerate(outputs):
+                self._loss(unwrap(output), microbatch)
+        return self._loss.total
+
+    def gradients(self) -> dict[str, Tensor | None]:
+        """The gradient of every parameter of this rank, by its name in the whole model."""
+        return {
+            name: None if parameter.grad is None else parameter.grad.detach()
+            for layers in self._modules
+            for name, parameter in layers.named_parameters(remove_duplicate=False)
+        }
+
+    def state(self) -> dict[str, Any]:
+        """The `state_dict` of this rank's layers."""
+        return {name: value for layers in self._modules for name, value in layers.state_dict().items()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take the values of `state`, which has exactly this rank's names."""
+        for layers in self._modules:
+            layers.load_state_dict({name: state[name] for name in layers.state_dict()})
+
+
+def settle(key: int, recipe: Recipe, gone: Sequence[int]) -> None:
+    """Make this rank's part of pipeline `key`, and let those of pipelines that are gone go."""
+    leave(gone)
+    local_state()[_place(key)] = Resident(recipe)
+
+
+def leave(keys: Sequence[int]) -> None:
+    """Let this rank's part of each of these pipelines go."""
+    for key in keys:
+        local_state().pop(_place(key), None)
+
+
+def call(key: int, method: str, *arguments: Any) -> Any:
+    """Call a method of this rank's part of pipeline `key`."""
+    return getattr(local_state()[_place(key)], method)(*arguments)
+
+
+def _place(key: int) -> tuple[str, int]:
+    return "pipelab.engine", key
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """After it, torch's random numbers go on as if nothing had been drawn inside."""
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
+@contextmanager
+def _memory(measured: bool) -> Iterator[LiveBytes | None]:
+    if measured:
+        with LiveBytes() as memory:
+            yield memory
+    else:
+        yield None

@@ -1,0 +1,77 @@
+"""What a step returns: the ranks' reports, put together into one result with one trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pipelab.action import Action
+from pipelab.costs import Costs
+from pipelab.engine.resident import Report
+from pipelab.schedule import Schedule
+from pipelab.trace import Message, Span, Trace
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step did.
+
+    `loss` is that of the whole batch before the update. `trace` tells when every action ran, in seconds from the first
+    one's start; its source is "measured", or "paced" on emulated accelerators. `sent_bytes` is the size of the tensors
+    that each rank sent, `peak_bytes` the most that each held above its parameters and optimizer (None unless the
+    pipeline measures memory). `gradient_norm` is the norm over all ranks before clipping, where gradients are clipped.
+    `too_busy`: on emulated accelerators, some action was late by more than its own time, so the machine could not keep
+    real time, and the trace shows the machine rather than the schedule.
+    """
+
+    loss: float
+    trace: Trace
+    sent_bytes: tuple[int, ...]
+    peak_bytes: tuple[int, ...] | None = None
+    gradient_norm: float | None = None
+    too_busy: bool = False
+
+    def __repr__(self) -> str:
+        busy = ", machine too busy: late by more than an action" if self.too_busy else ""
+        return f"<StepResult: loss {self.loss:.6g}, {self.trace.source} makespan {self.trace.makespan:.4g} s{busy}>"
+
+
+def put_together(
+    schedule: Schedule, sources: Mapping[Action, Action], pace: Costs | None, reports: Sequence[Report]
+) -> StepResult:
+    """One result from the reports of all ranks, in rank order."""
+    zero = min(timing.start for report in reports for timing in report.timings)
+    spans = tuple(
+        Span(rank, timing.action, timing.start - zero, timing.end - zero, timing.recompute, None, timing.late)
+        for rank, report in enumerate(reports)
+        for timing in report.timings
+    )
+    messages = tuple(
+        Message(
+            sources[arrival.reader],
+            arrival.reader,
+            schedule.placement[sources[arrival.reader].stage],
+            rank,
+            arrival.sent - zero,
+            arrival.arrived - zero,
+            arrival.bytes,
+        )
+        for rank, report in enumerate(reports)
+        for arrival in report.arrivals
+    )
+    last = reports[schedule.placement[-1]]
+    assert last.loss is not None
+    peaks = tuple(report.peak_bytes for report in reports if report.peak_bytes is not None)
+    return StepResult(
+        loss=last.loss,
+        trace=Trace(schedule, spans, messages, "paced" if pace else "measured"),
+        sent_bytes=tuple(report.sent_bytes for report in reports),
+        peak_bytes=peaks or None,
+        gradient_norm=last.gradient_norm,
+        too_busy=pace is not None and _too_busy(spans, pace, schedule),
+    )
+
+
+def _too_busy(spans: Sequence[Span], pace: Costs, schedule: Schedule) -> bool:
+    times = pace.per_stage(schedule.num_stages)
+    return any(0 < times[span.action.kind][span.action.stage] < span.late for span in spans)

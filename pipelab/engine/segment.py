@@ -1,0 +1,174 @@
+"""F, B, I and W of layers that run one after the other, for one micro-batch at a time.
+
+    F    value in  ─► entry ─► layers ─► value out     the graph is kept until B, or W             [1]
+    B    gradient in ────────► layers ─► gradient out  also adds up the weights' gradients         [2]
+    I    the same, but only along the paths that lead to the entry                                 [3]
+    W    the same, but only along the paths that lead to the weights                               [4]
+
+I and W work for any layers, because autograd finds the paths. W walks again where I has walked, which takes time.
+Under rematerialization F lets go of all but its input, and runs again before B or I [5].
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
+
+from pipelab.engine.message import Value, copied, unwrap, wrap
+
+Gradients = Sequence[Tensor | None]
+Buffers = dict[tuple[nn.Module, str], Tensor]
+
+
+class Entry(torch.autograd.Function):
+    """Where a value enters the graph of a segment, and where its gradient comes out.
+
+    The tensor itself becomes the result, neither as a leaf nor as a view, so that a first layer may write into it.
+    All entries hang on one `anchor`, so that I can ask for the paths that lead there.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, tensor: Tensor, gradients: list[Tensor | None], place: int) -> Tensor:
+        ctx.gradients, ctx.place = gradients, place
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Tensor) -> tuple[None, ...]:
+        ctx.gradients[ctx.place] = gradient[0]
+        return None, None, None, None
+
+
+class Graph(NamedTuple):
+    """What F leaves: edges in place of the outputs, whose memory is free once they are sent."""
+
+    outputs: list[GradientEdge]
+    anchor: Tensor
+    input_gradients: list[Tensor | None]  # filled by B or I, one for each tensor that wants one
+
+
+class Segment:
+    """Layers that run one after the other, and under rematerialization run again together.
+
+    `layers` are (number in the whole model, layer). `finish` is applied to what the last of them makes: at the end of
+    the model it is the loss. The random numbers of a layer are those of (`seed`, step, layer, micro-batch), so dropout
+    is the same in every schedule and split, and in the second run of a forward.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[tuple[int, nn.Module]],
+        *,
+        remat: bool = False,
+        seed: int = 0,
+        finish: Callable[[Any, int], Any] | None = None,
+    ) -> None:
+        self.layers = layers
+        self.remat = remat
+        self.seed = seed
+        self.step = 0
+        self._finish = finish
+        self._modules = [module for _, layer in layers for module in layer.modules()]
+        self._weights = [w for w in nn.ModuleList(layer for _, layer in layers).parameters() if w.requires_grad]
+        self._inputs: dict[int, tuple[Value, Buffers]] = {}  # by micro-batch: from F to its second run,
+        self._graphs: dict[int, Graph] = {}  # from F to B or I,
+        self._halves: dict[int, tuple[Graph, Gradients]] = {}  # and from I to W
+
+    def forward(self, microbatch: int, value: Value) -> Value:
+        """F."""
+        if not self.remat:
+            self._graphs[microbatch], made = self._build(microbatch, value)  # [1]
+            return made
+        kept = copied(value)  # a layer may write into its input
+        buffers = self._buffers()
+        before = {place: buffer.clone() for place, buffer in buffers.items()}
+        with saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing):  # [5]
+            _, made = self._build(microbatch, value)
+        changed = {place: old for place, old in before.items() if not torch.equal(old, buffers[place])}
+        self._inputs[microbatch] = kept, changed
+        return made
+
+    def recompute(self, microbatch: int) -> None:
+        """F once more, with the input, buffers and random numbers of the first time; buffers end up as after that."""
+        if microbatch in self._inputs:
+            value, buffers = self._inputs.pop(microbatch)
+            with self._with_buffers(buffers):
+                self._graphs[microbatch], _ = self._build(microbatch, value)
+
+    def backward(self, microbatch: int, gradients: Gradients) -> Gradients:
+        """B: gradients of the output's tensors in, of the input's tensors out; None where there is none."""
+        self.recompute(microbatch)
+        graph = self._graphs.pop(microbatch)
+        _walk(graph, gradients)  # [2]
+        return graph.input_gradients
+
+    def backward_input(self, microbatch: int, gradients: Gradients) -> Gradients:
+        """I: as B, but leaves the weights to W, for which it keeps the graph."""
+        self.recompute(microbatch)
+        graph = self._graphs.pop(microbatch)
+        if graph.input_gradients:
+            _walk(graph, gradients, inputs=[graph.anchor], retain_graph=True)  # [3]
+        self._halves[microbatch] = graph, gradients
+        return graph.input_gradients
+
+    def backward_weight(self, microbatch: int) -> None:
+        """W."""
+        graph, gradients = self._halves.pop(microbatch)
+        if self._weights:
+            _walk(graph, gradients, inputs=self._weights)  # [4]
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing of any micro-batch is kept: so it must be after a step."""
+        return not (self._inputs or self._graphs or self._halves)
+
+    def _build(self, microbatch: int, value: Value) -> tuple[Graph, Value]:
+        anchor = torch.empty(0, requires_grad=True)
+        wanting = [tensor for tensor, wants in zip(value.tensors, value.wants_gradient, strict=True) if wants]
+        gradients: list[Tensor | None] = [None] * len(wanting)
+        for place, tensor in enumerate(wanting):
+            Entry.apply(anchor, tensor, gradients, place)  # type: ignore[no-untyped-call]
+        content = unwrap(value)
+        for number, layer in self.layers:
+            _seed(self.seed, self.step, number, microbatch)
+            content = layer(content)
+        made = wrap(content if self._finish is None else self._finish(content, microbatch))
+        outputs = [get_gradient_edge(t) for t, wants in zip(made.tensors, made.wants_gradient, strict=True) if wants]
+        return Graph(outputs, anchor, gradients), made._replace(tensors=[t.detach() for t in made.tensors])
+
+    def _buffers(self) -> Buffers:
+        return {(m, name): b for m in self._modules for name, b in m._buffers.items() if b is not None}
+
+    @contextmanager
+    def _with_buffers(self, changed: Buffers) -> Iterator[None]:
+        """Inside, the buffers are copies: of what they were before the first run, where that changed them."""
+        kept = self._buffers()
+        for (module, name), buffer in kept.items():
+            module._buffers[name] = changed.get((module, name), buffer).clone()
+        try:
+            yield
+        finally:
+            for (module, name), buffer in kept.items():
+                module._buffers[name] = buffer
+
+
+def _walk(
+    graph: Graph, gradients: Gradients, inputs: Sequence[Tensor] | None = None, retain_graph: bool = False
+) -> None:
+    """Backward from those outputs that have a gradient."""
+    pairs = [(edge, g) for edge, g in zip(graph.outputs, gradients, strict=True) if g is not None]
+    if pairs:
+        edges, known = zip(*pairs, strict=True)
+        torch.autograd.backward(edges, known, retain_graph=retain_graph, inputs=inputs)
+
+
+def _seed(*numbers: int) -> None:
+    """Set torch's random numbers to those that belong to `numbers`."""
+    torch.default_generator.manual_seed(zlib.crc32(struct.pack(f"{len(numbers)}q", *numbers)))

@@ -1,0 +1,86 @@
+"""What becomes of a rank's gradients after the last backward: divided, clipped by one norm for all ranks, and used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pipelab.engine.options import OptimizerFactory
+from pipelab.errors import EngineError
+
+
+class Update:
+    """The parameters of one rank and the optimizer that updates them, the same on every rank at the same time.
+
+    A step without an update leaves its gradients, and the next step's are added to them, as `backward()` does in torch.
+    `root` is the rank that computes the loss.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        *,
+        optimizer: OptimizerFactory | None = None,
+        max_norm: float | None = None,
+        root: int = 0,
+    ) -> None:
+        self.parameters = parameters
+        self.optimizer = optimizer(parameters) if optimizer and parameters else None
+        self._max_norm = max_norm
+        self._root = root
+        self._counts: bool | None = None  # whether the loss comes with counts: not known before the first step
+        self._used = True  # whether the gradients that are there have been used
+        self._earlier: dict[nn.Parameter, Tensor] = {}
+
+    def begin(self) -> None:
+        """A step begins: used gradients go, and those that must not be divided by this step's count go aside."""
+        if self._counts and not self._used:
+            self._earlier = {p: p.grad for p in self.parameters if p.grad is not None}
+        if self._counts or self._used:
+            for parameter in self.parameters:
+                parameter.grad = None
+
+    def finish(self, count: float | None, update: bool) -> float | None:
+        """Divide by the count that `root` knows, clip, and update where asked; the norm where gradients are clipped."""
+        self._divide(count)
+        for parameter, gradient in self._earlier.items():
+            parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
+        self._earlier = {}
+        norm = self._clip(self._max_norm) if update and self._max_norm is not None else None
+        if update and self.optimizer:
+            self.optimizer.step()
+        self._used = update
+        return norm
+
+    def _divide(self, count: float | None) -> None:
+        if self._counts is False:
+            if count is not None:
+                raise EngineError("loss_fn returned a mean in the first step, and now (sum, count): return one kind")
+            return
+        known = torch.tensor([-1.0 if count is None else count], dtype=torch.float64)
+        dist.broadcast(known, self._root)
+        total = known.item()
+        if self._counts is None:
+            self._counts = total >= 0
+        elif total < 0:
+            raise EngineError("loss_fn returned (sum, count) in the first step, and now a mean: return one kind")
+        if self._counts:
+            for parameter in self.parameters:
+                if parameter.grad is not None:
+                    parameter.grad.div_(total)
+
+    def _clip(self, max_norm: float) -> float:
+        """Scale all gradients so that their norm over all ranks is at most `max_norm`, as torch's `clip_grad_norm_`."""
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
+        square = torch.stack(norms).square().sum() if norms else torch.zeros((), dtype=torch.float64)
+        dist.all_reduce(square)
+        norm = square.sqrt().item()
+        scale = min(1.0, max_norm / (norm + 1e-6)) if math.isfinite(norm) else max_norm / norm
+        for gradient in gradients:
+            gradient.mul_(scale)
+        return norm

@@ -1,0 +1,119 @@
+"""The interpreter: one rank goes through its part of a Program, one instruction after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from pipelab.action import Action, Kind
+from pipelab.engine.channel import Channel
+from pipelab.engine.loss import Loss
+from pipelab.engine.message import Value, copied, unwrap, wrap
+from pipelab.engine.pace import Pace
+from pipelab.engine.stage import Stage
+from pipelab.lower import Instruction, Receive, Send
+from pipelab.ranks import doing
+
+
+class Timing(NamedTuple):
+    """When an action ran, in seconds of the machine's monotonic clock."""
+
+    action: Action
+    start: float
+    end: float
+    recompute: bool = False
+    late: float = 0.0  # behind the deadline of an emulated accelerator
+
+
+class Arrival(NamedTuple):
+    """When the message came that an action reads, times as in Timing."""
+
+    reader: Action
+    sent: float
+    arrived: float
+    bytes: int
+
+
+class Worker:
+    """One rank's stages, and its end of the channel.
+
+    `sources` tells for an action which action of a neighbouring stage makes what it reads. The first stage's forward
+    reads the model's input instead, and the last stage's backward the gradient of the loss.
+    """
+
+    def __init__(
+        self, stages: Mapping[int, Stage], sources: Mapping[Action, Action], channel: Channel, loss: Loss | None = None
+    ) -> None:
+        self.stages = stages
+        self.channel = channel
+        self.loss = loss
+        self.inputs: Sequence[Value] = ()
+        self.training = True
+        self.pace: Pace | None = None
+        self.timings: list[Timing] = []
+        self.arrivals: list[Arrival] = []
+        self._sources = sources
+
+    def run(self, program: Iterable[Instruction]) -> dict[Action, Value]:
+        """Do all of `program`; what is left is what it made and nobody read: the outputs of the last stage."""
+        self.timings, self.arrivals = [], []
+        made: dict[Action, Value] = {}
+        for instruction in program:
+            action = instruction.action
+            if isinstance(instruction, Receive):
+                self.channel.post(action, instruction.peer)
+            elif isinstance(instruction, Send):
+                stamp = self.pace.stamp(action, instruction.peer) if self.pace else 0.0
+                self.channel.send(action, made.pop(action), instruction.peer, stamp)
+            else:
+                doing(str(action))
+                if self.stages[action.stage].recomputes and action.kind in (Kind.B, Kind.I):
+                    self._timed(action, None, recompute=True)
+                result = self._timed(action, self._read(action, made))
+                if result is not None:
+                    made[action] = result
+        self.channel.finish()
+        return made
+
+    def _read(self, action: Action, made: dict[Action, Value]) -> Value | None:
+        """What `action` reads: from another rank, from another stage of this rank, or from no stage at all."""
+        source = self._sources.get(action)
+        if source is None:
+            return self.inputs[action.microbatch] if action.kind is Kind.F else None
+        if source in made:
+            return copied(made.pop(source))
+        delivery = self.channel.take(source)
+        self.arrivals.append(Arrival(action, delivery.sent, delivery.arrived, delivery.bytes))
+        if self.pace:
+            self.pace.value_comes(delivery.stamp)
+        return delivery.value
+
+    def _timed(self, action: Action, value: Value | None, recompute: bool = False) -> Value | None:
+        result = None
+        if self.pace:
+            self.pace.begin()
+        start = time.monotonic()
+        if recompute:
+            self.stages[action.stage].recompute(action.microbatch)
+        else:
+            result = self._compute(action, value)
+        late = self.pace.end(action, recompute) if self.pace else 0.0
+        self.timings.append(Timing(action, start, time.monotonic(), recompute, late))
+        return result
+
+    def _compute(self, action: Action, value: Value | None) -> Value | None:
+        stage, microbatch = self.stages[action.stage], action.microbatch
+        if action.kind is Kind.F:
+            assert value is not None
+            return stage.forward(microbatch, value) if self.training else wrap(stage.predict(unwrap(value)))
+        if action.kind is Kind.W:
+            stage.backward_weight(microbatch)
+            return None
+        if value is None:
+            assert self.loss is not None
+            gradients = [self.loss.gradient(microbatch)]
+        else:
+            gradients = unwrap(value)
+        backward = stage.backward if action.kind is Kind.B else stage.backward_input
+        return wrap(list(backward(microbatch, gradients)))
