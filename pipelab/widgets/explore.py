@@ -17,7 +17,7 @@ from pipelab.schedules import SCHEDULES
 from pipelab.widgets.explore_model import Settings, View, has_virtual_stages, look
 from pipelab.widgets.svg import gantt_svg
 
-_LABEL = {"description_width": "9em"}
+_LABEL = {"description_width": "10em"}
 _WIDE = {"width": "30em", "max_width": "98%"}
 
 
@@ -67,7 +67,9 @@ class Explorer(W.VBox):  # type: ignore[misc]  # ipywidgets has no types
         self.view = look(settings)
         self.controls["stages_per_rank"].disabled = not has_virtual_stages(settings.schedule)
         self.picture.value = "" if self.view.trace is None else gantt_svg(self.view.trace, pattern=f"i{self.model_id}")
-        self.words.value = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.view.sentences)
+        self.words.value = "".join(
+            f'<p style="line-height: 1.6">{escape(sentence)}</p>' for sentence in self.view.sentences
+        )
 
     # --- what is stored in a notebook, for readers without a kernel ---------------------------------------------------
 

@@ -63,7 +63,7 @@ def look(settings: Settings) -> View:
         trace = simulate(schedule, settings.costs.split(schedule.stages_per_rank))
         return View(trace, (_speed(trace), _formula(settings, schedule), _memory(trace)))
     except PipelabError as error:
-        return View(None, (f"Not this way: {' '.join(str(error).split())}",))
+        return View(None, (f"Not this way: {' '.join(str(error).split())}.",))
 
 
 def has_virtual_stages(schedule: str) -> bool:

@@ -145,12 +145,13 @@ def _legend(trace: Trace, y: int, pattern: str) -> list[str]:
     if any(span.recompute for span in trace.spans):
         entries.append((palette.COLOURS[Kind.F], "F again", _AGAIN))
     entries.append((f"url(#{pattern})", "idle", ""))
-    x = WIDTH - _RIGHT - sum(30 + 6.2 * len(label) for _, label, _ in entries)
+    widths = [36 + 6.3 * len(label) for _, label, _ in entries]  # pixels, by the usual width of a letter
+    x = WIDTH - _RIGHT + 17 - sum(widths)
     parts = []
-    for fill, label, style in entries:
+    for (fill, label, style), width in zip(entries, widths, strict=True):
         parts.append(
             f'<path d="M{x:.0f} {y - 9}h14v10h-14z" fill="{fill}"{style} stroke="currentColor" stroke-opacity=".35" '
             f'stroke-width=".5"/><text x="{x + 19:.0f}" y="{y}">{label}</text>'
         )
-        x += 30 + 6.2 * len(label)
+        x += width
     return parts
