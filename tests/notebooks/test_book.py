@@ -16,6 +16,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from tools import book
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(300)
 
 PROSE = new_markdown_cell("# One chapter\nin small.", id="opening")
 SET = new_code_cell("for letter in {'a', 'b', 'c', 'd'}:\n    print(letter)")
@@ -182,7 +183,7 @@ def test_nbval_fails_when_one_stored_number_is_changed(verdict: Nbval) -> None:
 def test_nbval_names_a_dead_kernel_and_skips_the_rest(verdict: Nbval) -> None:
     assert verdict.outcomes("dead") == ["passed", "passed", "failure", "skipped"]
     assert "the kernel died while this cell ran (exit code 7)" in verdict.message("dead", "Cell 1")
-    assert verdict.seconds < 60  # of the 180 that nbval would wait
+    assert verdict.seconds < 150  # nbval alone waits 180 for this one cell
 
 
 def test_nbval_fails_a_notebook_that_was_never_executed(verdict: Nbval) -> None:
