@@ -35,6 +35,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
     "doctor": ("doctor",),
     "engine": ("Pipeline", "StepResult"),
     "gantt": ("gantt", "gantt_compare"),
+    "plots": ("memory_plot", "bubble_plot"),
     "widgets": ("explore",),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}

@@ -11,9 +11,10 @@ from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from io import BytesIO
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes as Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -26,9 +27,6 @@ from pipelab.captions import headline, shares, time_unit, unit_of
 from pipelab.dependencies import needs
 from pipelab.errors import CostError, SizeError
 from pipelab.trace import Span, Trace
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _WIDTH_IN, _DPI = 10.0, 100
 _LEFT_IN, _RIGHT_IN, _TOP_IN, _BOTTOM_IN = 0.72, 0.62, 0.5, 0.95  # around the bars; the top once more between two axes
@@ -61,9 +59,9 @@ def gantt(
     unit = unit or unit_of(trace)
     numbers = shares(trace, unit)
     if ax is None:
-        (ax,) = _new_axes(plt.figure(), [trace.num_ranks])
+        (ax,) = new_axes([trace.num_ranks])
     _draw(ax, trace, unit, trace.makespan, lit=arrows_of)
-    _titles(ax, title or headline(trace), numbers)
+    titles(ax, title or headline(trace), numbers)
     extra: list[Any] = []
     if critical_path:
         extra += _critical_path(ax, trace)
@@ -95,11 +93,11 @@ def gantt_compare(
             f"the makespans are {predicted.makespan:.4g} ({predicted.source}) and {measured.makespan:.4g} "
             f"({measured.source}), so the two are not in one unit of time: simulate with costs in seconds"
         )
-    above, below = axes if axes is not None else _new_axes(plt.figure(), [predicted.num_ranks, measured.num_ranks])
+    above, below = axes if axes is not None else new_axes([predicted.num_ranks, measured.num_ranks])
     longest = max(predicted.makespan, measured.makespan)
     for ax, trace, line in zip((above, below), (predicted, measured), numbers, strict=True):
         _draw(ax, trace, unit, longest)
-        _titles(ax, headline(trace), line)
+        titles(ax, headline(trace), line)
         ax.axvline(predicted.makespan, color=palette.MARK, linewidth=1.2, linestyle=(0, (4, 2)), zorder=5)
     above.tick_params(labelbottom=False)
     above.set_xlabel("")
@@ -115,7 +113,7 @@ def gantt_compare(
 def gantt_png(trace: Trace, **options: Any) -> bytes:
     """The picture that `gantt(trace, **options)` draws, as a PNG file; opens no window and leaves no figure behind."""
     figure, file = Figure(), BytesIO()
-    gantt(trace, *_new_axes(figure, [trace.num_ranks]), **options)
+    gantt(trace, *new_axes([trace.num_ranks], figure), **options)
     figure.savefig(file, format="png", bbox_inches="tight", metadata={"Software": None})
     return file.getvalue()
 
@@ -134,8 +132,9 @@ def show(trace: Trace, text: str, **options: Any) -> dict[str, str]:
 # --- the parts of a picture ------------------------------------------------------------------------------------------
 
 
-def _new_axes(figure: Figure, rows: Sequence[int]) -> list[Axes]:
-    """Axes below one another that share the time, as many rows high as asked; `figure` takes their size."""
+def new_axes(rows: Sequence[int], figure: Figure | None = None) -> list[Axes]:
+    """Axes below one another that share the time, as many rows high as asked, on `figure` or a new one."""
+    figure = plt.figure() if figure is None else figure
     row_in = 0.34 if max(rows) <= 8 else 0.25
     heights = [row_in * max(n, 2) for n in rows]
     whole = sum(heights) + _TOP_IN * len(rows) + _BOTTOM_IN
@@ -152,7 +151,7 @@ def _new_axes(figure: Figure, rows: Sequence[int]) -> list[Axes]:
     return axes
 
 
-def _titles(ax: Axes, left: str, right: str) -> None:
+def titles(ax: Axes, left: str, right: str) -> None:
     """The headline, and the numbers beside it; below it where the axes are narrow."""
     if ax.get_window_extent().width / ax.figure.dpi < 7.5:
         left, right = f"{left}\n{right}", ""
@@ -160,24 +159,33 @@ def _titles(ax: Axes, left: str, right: str) -> None:
     ax.set_title(right, loc="right", fontsize=9.5)
 
 
-def _draw(ax: Axes, trace: Trace, unit: str, longest: float, *, lit: int | None = None) -> None:
-    """Axes, idle time, bars and numbers of one trace; `lit` is the only micro-batch that is not faded."""
-    ranks = range(trace.num_ranks)
+def frame(ax: Axes, num_ranks: int, longest: float, unit: str) -> None:
+    """Rows for the ranks, rank 0 on top, over a time axis from 0 to `longest`."""
     ax.set_facecolor(palette.PAPER)
     ax.set_xlim(0, longest)
-    ax.set_ylim(trace.num_ranks - 0.5, -0.5)
-    ax.set_yticks(ranks, [f"rank {rank}" for rank in ranks], fontsize=9)
+    ax.set_ylim(num_ranks - 0.5, -0.5)
+    ax.set_yticks(range(num_ranks), [f"rank {rank}" for rank in range(num_ranks)], fontsize=9)
     ax.tick_params(axis="y", length=0)
     ax.spines[["top", "right", "left"]].set_visible(False)
     scale, name = time_unit(unit, longest)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 5, 10]))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda time, _: f"{time * scale:.6g}"))
     ax.set_xlabel(f"time ({name})", loc="left", fontsize=9.5)
-    for rank in ranks:
-        share = f"{100 * trace.idle(rank) / trace.makespan:.0f} %"
-        ax.text(1.008, rank, share, transform=ax.get_yaxis_transform(), va="center", fontsize=8.5, color=palette.INK)
-    ax.text(1.008, -0.62, "idle", transform=ax.get_yaxis_transform(), va="bottom", fontsize=8.5, color=palette.INK)
 
+
+def at_the_right(ax: Axes, head: str, texts: Sequence[str]) -> None:
+    """A column right of the rows: `head`, and a text for every rank."""
+    style: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "fontsize": 8.5, "color": palette.INK}
+    ax.text(1.008, -0.62, head, va="bottom", **style)
+    for rank, text in enumerate(texts):
+        ax.text(1.008, rank, text, va="center", **style)
+
+
+def _draw(ax: Axes, trace: Trace, unit: str, longest: float, *, lit: int | None = None) -> None:
+    """Axes, idle time, bars and numbers of one trace; `lit` is the only micro-batch that is not faded."""
+    ranks = range(trace.num_ranks)
+    frame(ax, trace.num_ranks, longest, unit)
+    at_the_right(ax, "idle", [f"{100 * trace.idle(rank) / trace.makespan:.0f} %" for rank in ranks])
     whole = [(rank, trace.start, trace.end) for rank in ranks]
     idle = _boxes(trace, whole, facecolors=palette.IDLE, edgecolors=palette.IDLE_HATCH, linewidths=0, hatch="////")
     ax.add_collection(idle, autolim=False)
@@ -319,10 +327,10 @@ def _legend(ax: Axes, traces: Sequence[Trace], extra: Iterable[Any]) -> None:
             Patch(label="F again", facecolor=palette.COLOURS[Kind.F], edgecolor=palette.PAPER, hatch="xxxx")
         )
     swatches.append(Patch(label="idle", facecolor=palette.IDLE, edgecolor=palette.IDLE_HATCH, hatch="////"))
-    _legend_below(ax, [*swatches, *extra])
+    legend_below(ax, [*swatches, *extra])
 
 
-def _legend_below(ax: Axes, handles: Sequence[Any]) -> None:
+def legend_below(ax: Axes, handles: Sequence[Any]) -> None:
     """Right of the time axis' name where there is room, else in rows below it."""
     box = ax.get_window_extent()
     width, height = box.width / ax.figure.dpi, box.height / ax.figure.dpi

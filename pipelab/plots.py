@@ -1,0 +1,104 @@
+"""Curves beside the Gantt: memory over time, and the bubble over the number of micro-batches.
+
+They stand on the axes that `pipelab.gantt` makes, so the words, the ranks and the time axis are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipelab import palette
+from pipelab.captions import headline, unit_of
+from pipelab.errors import SizeError
+from pipelab.gantt import Axes, at_the_right, frame, legend_below, new_axes, titles
+from pipelab.memory import MemoryCurve
+from pipelab.trace import Trace
+
+_HIGH = 0.86  # of a row, for the fullest moment of all ranks
+_KEPT, _KEPT_FOR_W = "#4d7ea8", "#c9b3bf"
+# Okabe and Ito 2008, each with a mark and dashes of its own, for readers without colours
+_LOOKS = (
+    ("#0072b2", "o", "-"),
+    ("#d55e00", "s", (0, (5, 1.5))),
+    ("#009e73", "^", (0, (1.5, 1.5))),
+    ("#cc79a7", "D", (0, (5, 1.5, 1.5, 1.5))),
+    ("#000000", "v", "-"),
+    ("#56b4e9", "P", (0, (5, 1.5))),
+    ("#e69f00", "X", (0, (1.5, 1.5))),
+)
+_PREFIXES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
+
+
+def memory_plot(
+    curve: MemoryCurve, trace: Trace, ax: Axes | None = None, *, unit: str = "bytes", limit: float | None = None
+) -> Axes:
+    """Draw what every rank of `trace` keeps over time: a row a rank, all on one scale, each rank's peak at the right.
+
+    The lighter part, on top, waits for W alone. `unit` names what the curve counts ("bytes" become kB, MB or GB);
+    `limit` draws a dashed line at that much. Raises SizeError where the curve is of another number of ranks.
+    """
+    if len(curve.times) != trace.num_ranks:
+        raise SizeError(f"the curve is of {len(curve.times)} ranks, the trace of {trace.num_ranks}")
+    if ax is None:
+        (ax,) = new_axes([trace.num_ranks])
+    frame(ax, trace.num_ranks, trace.makespan, unit_of(trace))
+    fullest = max(max(curve.peak), limit or 0.0)
+    scale, name = _prefix(fullest) if unit == "bytes" else (1.0, unit)
+    parts: list[Any] = []
+    for rank, times in enumerate(curve.times):
+        floor = rank + 0.5
+        heights = [_HIGH / (fullest or 1.0) * kept for kept in curve.total[rank]]
+        until_input = [_HIGH / (fullest or 1.0) * kept for kept in curve.until_input[rank]]
+        at = [time - trace.start for time in (*times, trace.end)]
+        lower = [floor - height for height in (*until_input, *until_input[-1:])]
+        upper = [floor - height for height in (*heights, *heights[-1:])]
+        style: dict[str, Any] = {"step": "post", "linewidth": 0}
+        parts = [
+            ax.fill_between(at, floor, lower, color=_KEPT, label="kept for B or I", **style),
+            ax.fill_between(at, lower, upper, color=_KEPT_FOR_W, label="kept for W", **style),
+        ]
+        ax.axhline(floor, color=palette.INK, linewidth=0.5)
+        if limit is not None:
+            line = ax.axhline(floor - _HIGH * limit / fullest, color=palette.MARK, linewidth=1, linestyle=(0, (4, 2)))
+            line.set_label(f"limit {limit / scale:.4g} {name}")
+            parts.append(line)
+    at_the_right(ax, "peak", [f"{peak / scale:.3g}" for peak in curve.peak])
+    titles(ax, headline(trace), f"kept at the fullest moment: {max(curve.peak) / scale:.4g} {name}")
+    splits = any(any(row) for row in curve.until_weight)
+    legend_below(ax, parts if splits else [part for part in parts if part is not parts[1]])
+    return ax
+
+
+def bubble_plot(
+    curves: Mapping[str, Mapping[int, float]], ax: Axes | None = None, *, xlabel: str = "micro-batches"
+) -> Axes:
+    """Draw bubble fractions over micro-batches: `curves` holds {name: {micro-batches: bubble fraction}}.
+
+    Every curve has its own colour, mark and dashes; the horizontal axis doubles in equal steps.
+    Raises SizeError where there is nothing to draw.
+    """
+    if not curves or not all(curves.values()):
+        raise SizeError("bubble_plot needs at least one curve, each with at least one point: {name: {m: fraction}}")
+    if ax is None:
+        (ax,) = new_axes([8])
+    counts = sorted({count for curve in curves.values() for count in curve})
+    for number, (name, curve) in enumerate(curves.items()):
+        colour, marker, dashes = _LOOKS[number % len(_LOOKS)]
+        xs = sorted(curve)
+        ys = [100 * curve[x] for x in xs]
+        ax.plot(xs, ys, color=colour, marker=marker, linestyle=dashes, markersize=5, linewidth=1.6, label=name)
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(counts, [f"{count:g}" for count in counts])
+    ax.minorticks_off()
+    ax.set_xlabel(xlabel, loc="left", fontsize=9.5)
+    ax.set_ylim(0, None)
+    ax.set_ylabel("bubble, % of makespan × ranks", fontsize=9.5)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(axis="y", color=palette.IDLE_HATCH, linewidth=0.6)
+    ax.legend(frameon=False, fontsize=9)
+    return ax
+
+
+def _prefix(largest: float) -> tuple[float, str]:
+    return next(((size, name) for size, name in _PREFIXES if largest >= size), (1.0, "bytes"))

@@ -1,0 +1,109 @@
+"""Memory over time and bubbles over micro-batches: the drawn numbers are the given ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.axes import Axes
+
+from pipelab.errors import SizeError
+from pipelab.memory import memory_curve
+from pipelab.plots import bubble_plot, memory_plot
+from pipelab.schedules import gpipe, one_f_one_b, zb_h1
+from pipelab.simulate import simulate
+
+
+@pytest.fixture(autouse=True)
+def _no_figure_stays_open() -> Iterator[None]:
+    yield
+    plt.close("all")
+
+
+def legend(ax: Axes) -> list[str]:
+    return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+def heights(ax: Axes, label: str) -> list[float]:
+    """How high the areas of that label reach above the floor of their rows, in rows, rank by rank."""
+    areas = [c.get_paths()[0].vertices for c in ax.collections if c.get_label() == label]
+    return [float(max(rank + 0.5 - area[:, 1])) for rank, area in enumerate(areas)]
+
+
+def test_memory_plot_draws_every_rank_on_one_scale() -> None:
+    trace = simulate(one_f_one_b(4, 8))
+    ax = memory_plot(memory_curve(trace, 3e6), trace)
+    # 1F1B keeps min(m, p - r) micro-batches: Narayanan et al. 2021, section 2.2
+    drawn = heights(ax, "kept for B or I")
+    assert [height / drawn[3] for height in drawn] == pytest.approx([4, 3, 2, 1])
+    assert max(drawn) < 1  # no row reaches into the one above
+
+
+def test_memory_plot_writes_the_peaks_with_their_unit() -> None:
+    trace = simulate(one_f_one_b(4, 8))
+    ax = memory_plot(memory_curve(trace, 3e6), trace)
+    assert [text.get_text() for text in ax.texts] == ["peak", "12", "9", "6", "3"]
+    assert ax.get_title(loc="right") == "kept at the fullest moment: 12 MB"
+    ax = memory_plot(memory_curve(trace, 1), trace, unit="activations")
+    assert ax.get_title(loc="right") == "kept at the fullest moment: 4 activations"
+
+
+def test_memory_plot_follows_time_from_the_first_start() -> None:
+    simulated = simulate(gpipe(1, 2))  # F0 from 0, F1 from 1, B0 ends at 4, B1 at 6
+    spans = tuple(s._replace(start=s.start + 7, end=s.end + 7) for s in simulated.spans)
+    trace = replace(simulated, spans=spans, source="measured")
+    ax = memory_plot(memory_curve(trace, 1), trace)
+    (area,) = [c.get_paths()[0].vertices for c in ax.collections if c.get_label() == "kept for B or I"]
+    assert sorted({float(x) for x, y in area if y < 0.49}) == [0, 1, 4, 6]
+    assert ax.get_xlim() == (0, 6)
+    assert ax.get_xlabel() == "time (s)"
+
+
+def test_memory_plot_shows_what_waits_for_w() -> None:
+    trace = simulate(zb_h1(2, 4))
+    assert "kept for W" in legend(memory_plot(memory_curve(trace, 1), trace))
+    whole = simulate(gpipe(2, 4))
+    assert legend(memory_plot(memory_curve(whole, 1), whole)) == ["kept for B or I"]
+
+
+def test_memory_plot_draws_a_limit_on_the_same_scale() -> None:
+    trace = simulate(gpipe(2, 4))
+    ax = memory_plot(memory_curve(trace, 1000), trace, limit=2000)
+    lines = [line.get_ydata()[0] for line in ax.lines if line.get_label() == "limit 2 kB"]
+    assert [rank + 0.5 - y for rank, y in enumerate(lines)] == pytest.approx(
+        [height / 2 for height in heights(ax, "kept for B or I")]
+    )
+    assert "limit 2 kB" in legend(ax)
+
+
+def test_memory_plot_refuses_a_curve_of_another_trace() -> None:
+    curve = memory_curve(simulate(gpipe(2, 2)), 1)
+    with pytest.raises(SizeError, match="the curve is of 2 ranks, the trace of 3"):
+        memory_plot(curve, simulate(gpipe(3, 2)))
+
+
+def test_bubble_plot_draws_the_points_in_percent() -> None:
+    # (p - 1) / (m + p - 1) for p = 4: Huang et al. 2019, section 2.3
+    points = {m: 3 / (m + 3) for m in (8, 1, 64)}
+    ax = bubble_plot({"gpipe": points, "no bubble": {1: 0.0}})
+    assert [list(line.get_xdata()) for line in ax.lines] == [[1, 8, 64], [1]]
+    assert list(ax.lines[0].get_ydata()) == pytest.approx([75, 300 / 11, 300 / 67])
+    assert legend(ax) == ["gpipe", "no bubble"]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "8", "64"]
+    assert ax.get_ylabel() == "bubble, % of makespan × ranks"
+
+
+def test_bubble_plot_tells_curves_apart_without_colour() -> None:
+    ax = bubble_plot({f"schedule {number}": {1: 0.5} for number in range(7)})
+    assert len({(line.get_marker(), line.get_linestyle()) for line in ax.lines}) == 7
+
+
+def test_bubble_plot_refuses_nothing() -> None:
+    with pytest.raises(SizeError, match="at least one curve"):
+        bubble_plot({"gpipe": {}})
