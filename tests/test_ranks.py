@@ -61,6 +61,8 @@ def test_ranks_run_each_sends_each_rank_its_own_arguments(ranks: pl.Ranks) -> No
     assert ranks.run_each(lambda a, b: a - b, [(5, 1), (6, 4), (7, 7)], timeout=10) == [4, 2, 0]
     with pytest.raises(pl.SizeError, match="each of 3 ranks, got them for 2"):
         ranks.run_each(max, [(1, 2), (3, 4)])
+    with pytest.raises(pl.SizeError, match="needs a tuple of arguments for rank 1, got int"):
+        ranks.run_each(max, [(1, 2), 3, (4, 5)])  # type: ignore[list-item]
 
 
 def test_ranks_are_a_process_group_of_single_threads_in_sessions_of_their_own(ranks: pl.Ranks) -> None:
@@ -347,6 +349,14 @@ def test_ranks_a_failure_carries_the_traceback_once(ranks: pl.Ranks) -> None:
     assert "pipelab/ranks" not in error.remote_traceback  # only the frames of the function that was sent
     assert str(error.__cause__).strip() == error.remote_traceback
     assert "Traceback" not in str(error)
+
+
+def test_ranks_a_crash_leaves_its_stack(ranks: pl.Ranks, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(pl.RankError, match="SIGABRT") as caught:
+        ranks.run(fail_on_rank_1, "abort")
+    assert caught.value.remote_traceback.splitlines()[-1] == "    os.abort()"
+    assert caught.value.remote_traceback in str(caught.value.__cause__)
+    assert capfd.readouterr().out == ""
 
 
 def test_ranks_an_action_and_notes_of_the_exception_are_kept(ranks: pl.Ranks) -> None:

@@ -141,7 +141,7 @@ def test_ranks_survive_in_a_kernel_errors_stop_and_restart(kernel: Kernel) -> No
     stopped = kernel.wait_for(cell)
     assert time.monotonic() - start < 2
     assert "!KeyboardInterrupt" in stopped
-    assert f'[0] in:\n  File "<notebook cell>", line {line_of("nobody sends")}, in stuck' in stopped
+    assert f'rank 0, in:\n  File "<notebook cell>", line {line_of("nobody sends")}, in stuck' in stopped
     assert "ctypes.PyDLL(None).sleep(1000)" in stopped
     assert kernel.run("print(ranks.run(work, 4), ranks.generation)") == "[12.0, 12.0, 12.0] 3\n"
 

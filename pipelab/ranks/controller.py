@@ -54,9 +54,10 @@ class Ranks:
         self.generation = 0
         self._busy = threading.Lock()
         self._closed = False
+        self._adopted = torchrun.launched()
         self._crew: list[Pool | torchrun.Crew] = []  # the processes of now, in a list that the finalizer can empty
         self._finalizer = weakref.finalize(self, _end, self._crew, os.getpid())
-        if torchrun.launched():
+        if self._adopted:
             self.num_ranks = torchrun.world_size()
             if num_ranks is not None and positive_integer("num_ranks", num_ranks) != self.num_ranks:
                 raise SizeError(
@@ -97,12 +98,17 @@ class Ranks:
             raise SizeError(
                 f"run_each needs arguments for each of {self.num_ranks} ranks, got them for {len(args_per_rank)}"
             )
+        for rank, args in enumerate(args_per_rank):
+            if not isinstance(args, (tuple, list)):
+                raise SizeError(f"run_each needs a tuple of arguments for rank {rank}, got {type(args).__qualname__}")
         messages = [dump_call(fn, args, {}) for args in args_per_rank]
-        return self._call(messages, self.timeout if timeout is None else _seconds(timeout))
+        return self._call(messages, self.timeout if timeout is None else timeout)
 
     def restart(self) -> None:
         """End all processes and start new ones, for instance after a module was edited that they have imported."""
         with self._alone():
+            if self._adopted:
+                raise EngineError("only torchrun can start its processes again")
             _end(self._crew, os.getpid())
             self._ensure_started()
 
@@ -134,16 +140,14 @@ class Ranks:
     def _call(self, messages: Sequence[memoryview], timeout_s: float) -> list[Any]:
         __tracebackhide__ = True
         with self._alone():
-            return self._ensure_started().call(messages, timeout_s)
+            return self._ensure_started().call(messages, _seconds(timeout_s))
 
     def _ensure_started(self) -> Pool | torchrun.Crew:
         if self._closed:
             raise EngineError(f"these Ranks are closed; make new ones: Ranks({self.num_ranks})")
         if not self.alive:
-            if torchrun.launched():
-                raise EngineError(
-                    "a call failed, which ended the processes that torchrun started; start torchrun again"
-                )
+            if self._adopted:
+                raise EngineError("a call failed, and only torchrun can start its processes again")
             _end(self._crew, os.getpid())
             self._crew.append(Pool(self.num_ranks, self.backend, self._method, live=self.live))
             self.generation += 1

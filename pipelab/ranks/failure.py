@@ -67,10 +67,13 @@ def raised_error(rank: int, raised: Raised, stopped: Iterable[int] = ()) -> Rank
     return error
 
 
-def died_error(died: Mapping[int, str], stopped: Iterable[int] = ()) -> RankError:
-    """The error for ranks whose process ended; `died` is how, by rank, the first to go first."""
+def died_error(died: Mapping[int, str], stack: str = "", stopped: Iterable[int] = ()) -> RankError:
+    """The error for ranks whose process ended: how each did, the first to go first, with its stack if it left one."""
     text = "; ".join(f"rank {rank} {how}" for rank, how in died.items())
-    return RankError(f"{text}{_after(stopped)}", rank=next(iter(died)))
+    error = RankError(f"{text}{_after(stopped)}", rank=next(iter(died)), remote_traceback=stack)
+    if stack:
+        error.__cause__ = RemoteTraceback(f"Where rank {error.rank} was:\n{stack}")
+    return error
 
 
 def hung_error(stacks: Mapping[int, str], timeout_s: float, num_ranks: int) -> RankError:

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -19,12 +20,12 @@ from typing import Any
 from ..errors import RankError
 from . import failure, launch, pickling
 from .output import Output
-from .process import Seat, main, what_was_noted
+from .process import Seat, main
 
 START_TIMEOUT_S = 120.0
 GRACE_S = 0.4  # after a first failure: long enough for the death that explains it to be seen
 _STACK_S = 1.0  # how long to wait for the stack of a stuck rank
-_SMALL_BYTES = 32_768  # what a pipe takes at once, so that sending cannot wait for a rank
+_SMALL_BYTES = 8_192  # what a pipe takes at once on every system, so that sending cannot wait for a rank
 
 
 class Pool:
@@ -37,9 +38,25 @@ class Pool:
         self._sender: threading.Thread | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="pipelab-"))  # readable by its owner only
         self._output = Output(self._folder, num_ranks)
+        seat = Seat(
+            rank=0,
+            num_ranks=num_ranks,
+            backend=backend,
+            folder=str(self._folder),
+            environment=dict(os.environ),
+            sys_path=list(sys.path),
+            directory=str(Path.cwd()),
+            dies_with_starter=launch.starter_lives_as_long(start_method),
+        )
         try:
+            context: Any = launch.prepare(start_method)
             for rank in range(num_ranks):
-                self._start(rank, num_ranks, backend, start_method)
+                ours, theirs = context.Pipe()
+                self._connections.append(ours)
+                process = context.Process(target=main, args=(replace(seat, rank=rank), theirs), daemon=True)
+                with theirs, launch.starting(start_method):
+                    process.start()
+                self._processes.append(process)
             self._gather(START_TIMEOUT_S)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -63,7 +80,7 @@ class Pool:
                 self._output.show()
                 if isinstance(error, KeyboardInterrupt):
                     for rank, stack in self._stacks(range(len(self._processes))).items():
-                        print(f"[{rank}] {stack}")
+                        print(f"rank {rank}, {stack}")
             finally:
                 self.kill()
             raise
@@ -84,32 +101,13 @@ class Pool:
         self._output.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _start(self, rank: int, num_ranks: int, backend: str, start_method: str) -> None:
-        seat = Seat(
-            rank=rank,
-            num_ranks=num_ranks,
-            backend=backend,
-            folder=str(self._folder),
-            environment=dict(os.environ),
-            sys_path=list(sys.path),
-            directory=str(Path.cwd()),
-            dies_with_starter=launch.starter_lives_as_long(start_method),
-        )
-        context = launch.prepare(start_method)
-        ours, theirs = context.Pipe()
-        self._connections.append(ours)
-        process: BaseProcess = context.Process(target=main, args=(seat, theirs), daemon=True)  # type: ignore[attr-defined]
-        with theirs, launch.starting(start_method):
-            process.start()
-        self._processes.append(process)
-
     def _send(self, messages: Sequence[memoryview]) -> None:
         def send() -> None:
             for connection, message in zip(self._connections, messages, strict=True):
                 with contextlib.suppress(OSError):  # its rank is dead, which gathering will find
                     connection.send_bytes(message)
 
-        if sum(len(message) for message in messages) <= _SMALL_BYTES:
+        if max(len(message) for message in messages) <= _SMALL_BYTES:
             send()
         else:  # a rank that does not read must not keep the notebook from its time limit
             self._sender = threading.Thread(target=send, name="send to ranks", daemon=True)
@@ -144,7 +142,8 @@ class Pool:
                 deadline = min(deadline, time.monotonic() + GRACE_S)
         unfinished = {rank for rank in everyone if rank not in answers}
         if died:  # a death explains the broken connections of its neighbours, whoever spoke first
-            raise failure.died_error(died, stopped=unfinished - set(died))
+            stack = failure.readable_stack(self._read_text(f"stack.{next(iter(died))}"))
+            raise failure.died_error(died, stack, stopped=unfinished - set(died))
         if raised:
             rank = failure.first_cause(raised)
             raise failure.raised_error(rank, raised[rank], stopped=unfinished - {rank})
@@ -164,34 +163,30 @@ class Pool:
 
     def _how_it_died(self, rank: int) -> str:
         self._processes[rank].join(1)
-        note = (self._folder / f"note.{rank}").read_bytes() if (self._folder / f"note.{rank}").exists() else b""
-        return failure.how_it_died(self._processes[rank].exitcode, what_was_noted(note))
+        return failure.how_it_died(self._processes[rank].exitcode, self._note(rank))
 
     def _stacks(self, ranks: Iterable[int]) -> dict[int, str]:
         """Where each of the ranks is, as text: what it noted that it was doing, then its stack."""
-        if not hasattr(signal, "SIGUSR1"):
-            return dict.fromkeys(ranks, "(this system has no signal to ask for its stack)")
-        for rank in ranks:
-            with contextlib.suppress(OSError):
-                os.kill(self._processes[rank].pid or 0, signal.SIGUSR1)
-        dumps = {rank: self._read_stack(rank, time.monotonic() + _STACK_S) for rank in ranks}
-        texts = {}
-        for rank, dump in dumps.items():
-            note = what_was_noted((self._folder / f"note.{rank}").read_bytes())
-            stack = failure.readable_stack(dump) or "  (it did not answer with its stack)"
-            texts[rank] = (f"in {note}:\n" if note else "in:\n") + stack
-        return texts
+        if hasattr(signal, "SIGUSR1"):
+            for rank in ranks:
+                with contextlib.suppress(OSError):
+                    os.kill(self._processes[rank].pid or 0, signal.SIGUSR1)
+        return {rank: f"in {self._note(rank)}".rstrip() + f":\n{self._stack(rank)}" for rank in ranks}
 
-    def _read_stack(self, rank: int, deadline: float) -> str:
-        path = self._folder / f"stack.{rank}"
-        dump = ""
-        while time.monotonic() < deadline:
-            now = path.read_text(errors="replace")
-            if now and now == dump:
-                break
-            dump = now
+    def _stack(self, rank: int) -> str:
+        deadline = time.monotonic() + _STACK_S
+        dump, before = "", None
+        while time.monotonic() < deadline and (not dump or dump != before):  # until it has come and grows no more
             time.sleep(0.02)
-        return dump
+            dump, before = self._read_text(f"stack.{rank}"), dump
+        return failure.readable_stack(dump) or "  (it did not answer with its stack)"
+
+    def _note(self, rank: int) -> str:
+        return self._read_text(f"note.{rank}").split("\0", 1)[0]
+
+    def _read_text(self, name: str) -> str:
+        path = self._folder / name  # not there where a rank did not come so far
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
 def _read(rank: int, message: bytes) -> Any:

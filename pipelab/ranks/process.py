@@ -61,12 +61,7 @@ def doing(what: str) -> None:
 
 def noted() -> str:
     """What this rank noted last that it was doing."""
-    return what_was_noted(_note)
-
-
-def what_was_noted(note: bytes) -> str:
-    """The text in a note."""
-    return bytes(note).split(b"\0", 1)[0].decode(errors="replace")
+    return bytes(_note).split(b"\0", 1)[0].decode(errors="replace")
 
 
 def inside_rank() -> bool:
@@ -136,8 +131,6 @@ def _leave_the_terminal(seat: Seat) -> None:
     if hasattr(os, "setsid"):
         os.setsid()  # Stop is a SIGINT to the kernel's group; the kernel decides what becomes of its ranks
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # what a rank starts may be interrupted again
     take_batch_policy()
     os.chdir(seat.directory)
     sys.path[:] = seat.sys_path
@@ -176,9 +169,9 @@ def _open_files(seat: Seat) -> None:
         os.dup2(output, number)
     os.close(output)
     sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, encoding="utf-8", closefd=False) for n in (1, 2))
-    faulthandler.enable(sys.stderr, all_threads=False)
+    stack = (folder / f"stack.{seat.rank}").open("w")
+    faulthandler.enable(stack, all_threads=False)  # a crash leaves its stack there
     if hasattr(faulthandler, "register"):  # "where are you stuck?" is answered from inside C code too
-        stack = (folder / f"stack.{seat.rank}").open("w")
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
     with (folder / f"note.{seat.rank}").open("w+b") as file:
         file.truncate(_NOTE_BYTES)

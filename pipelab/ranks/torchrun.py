@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from ..errors import EngineError
 from . import failure, pickling, process
 
 _FOREVER = datetime.timedelta(days=365)
@@ -43,9 +44,17 @@ def local_world_size() -> int:
 
 
 class Crew:
-    """The processes of a torchrun, one of which is this one. Only rank 0 comes back from the constructor."""
+    """The processes of a torchrun, one of which is this one. Only rank 0 comes back from the constructor.
+
+    Raises `EngineError` for a second one, whose other ranks have gone with the first.
+    """
+
+    _taken = False
 
     def __init__(self, backend: str) -> None:
+        if Crew._taken:
+            raise EngineError("under torchrun there is one Ranks() for the whole script: keep the first one open")
+        Crew._taken = True
         import torch
         import torch.distributed as dist
 
@@ -130,6 +139,7 @@ class Crew:
         mine = self._rank, raised
         try:
             if self._rank == 0:
+                time.sleep(_SPEAK_S)
                 first = self._store.get(_MARK) if self._store.check([_MARK]) else pickle.dumps(mine)
             else:
                 first = self._store.compare_set(_MARK, "", pickle.dumps(mine, 0).decode())
@@ -160,8 +170,7 @@ class Crew:
         frame = sys._current_frames()[threading.main_thread().ident or 0]
         stack = traceback.extract_stack(frame)
         inner = max((i for i, line in enumerate(stack) if line.filename == process.__file__), default=-1)
-        note = process.noted()
-        return (f"in {note}:\n" if note else "in:\n") + "".join(traceback.format_list(stack[inner + 1 :]))
+        return f"in {process.noted()}".rstrip() + ":\n" + "".join(traceback.format_list(stack[inner + 1 :]))
 
     def _leave_group(self) -> None:
         if self._made_group:
