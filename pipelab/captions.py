@@ -27,7 +27,8 @@ def time_unit(unit: str, longest: float) -> tuple[float, str]:
 def headline(trace: Trace, made: str | None = None) -> str:
     """Which schedule, how large, and how it was `made`: simulated, paced or measured, where nothing else is said."""
     microbatches = counted(trace.schedule.num_microbatches, "micro-batch", "es")
-    return f"{trace.schedule.name}, {counted(trace.num_ranks, 'rank')}, {microbatches}: {made or trace.source}"
+    virtual = f" × {trace.schedule.stages_per_rank} stages" if trace.schedule.stages_per_rank > 1 else ""
+    return f"{trace.schedule.name}, {counted(trace.num_ranks, 'rank')}{virtual}, {microbatches}: {made or trace.source}"
 
 
 def shares(trace: Trace, unit: str) -> str:

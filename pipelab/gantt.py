@@ -153,7 +153,7 @@ def new_axes(rows: Sequence[int], figure: Figure | None = None) -> list[Axes]:
 
 def titles(ax: Axes, left: str, right: str) -> None:
     """The headline, and the numbers beside it; below it where the axes are narrow."""
-    if ax.get_window_extent().width / ax.figure.dpi < 7.5:
+    if 0.088 * len(left) + 0.069 * len(right) > ax.get_window_extent().width / ax.figure.dpi:  # inches a letter
         left, right = f"{left}\n{right}", ""
     ax.set_title(left, loc="left", fontsize=11 if right else 9.5, fontweight="bold" if right else "normal")
     ax.set_title(right, loc="right", fontsize=9.5)
@@ -205,15 +205,17 @@ def _colours(trace: Trace, spans: Sequence[Span]) -> list[str]:
 
 def _bars(trace: Trace, spans: Sequence[Span], lit: int | None) -> PolyCollection:
     again = spans[0].recompute
+    colours = [
+        colour if lit in (None, span.action.microbatch) else palette.faded(colour)
+        for span, colour in zip(spans, _colours(trace, spans), strict=True)
+    ]
     return _boxes(
         trace,
         [(span.rank, span.start, span.end) for span in spans],
-        facecolors=[
-            colour if lit in (None, span.action.microbatch) else palette.faded(colour)
-            for span, colour in zip(spans, _colours(trace, spans), strict=True)
-        ],
-        edgecolors=palette.PAPER,
-        linewidths=0.6,
+        facecolors=colours,
+        # an action that takes no time is a line
+        edgecolors=[palette.PAPER if s.duration else colour for s, colour in zip(spans, colours, strict=True)],
+        linewidths=[0.6 if span.duration else 2.0 for span in spans],
         hatch="xxxx" if again else None,
         label="recomputation" if again else "actions",
     )
@@ -239,7 +241,7 @@ def _numbers(ax: Axes, trace: Trace, longest: float, lit: int | None) -> None:
     box = ax.get_window_extent()
     pixels_per_time, row_pixels = box.width / longest, box.height / trace.num_ranks
     digits = len(str(trace.schedule.num_microbatches - 1))
-    shown = [s for s in trace.spans if not s.recompute and lit in (None, s.action.microbatch)]
+    shown = [s for s in trace.spans if s.duration and not s.recompute and lit in (None, s.action.microbatch)]
     widths = [span.duration * pixels_per_time for span in shown]
 
     def fits(width: float, size: float) -> bool:

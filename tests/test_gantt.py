@@ -23,7 +23,7 @@ from pipelab.costs import Costs
 from pipelab.errors import CostError, SizeError
 from pipelab.gantt import gantt, gantt_compare, gantt_png
 from pipelab.schedule import Schedule
-from pipelab.schedules import gpipe, one_f_one_b
+from pipelab.schedules import gpipe, one_f_one_b, pipedream
 from pipelab.simulate import simulate
 from pipelab.trace import Trace
 
@@ -124,6 +124,10 @@ def test_gantt_says_which_schedule_what_made_it_and_how_much_is_idle() -> None:
     assert texts(ax).count("27 %") == 4
 
 
+def test_gantt_says_how_many_stages_a_rank_holds() -> None:
+    assert gantt(simulate(VIRTUAL)).get_title(loc="left") == "virtual, 2 ranks × 2 stages, 2 micro-batches: simulated"
+
+
 def test_gantt_idle_shares_are_each_ranks_own() -> None:
     # rank 0 works 3 of 9 units, rank 1 works 6 of 9
     ax = gantt(simulate(gpipe(2, 1), Costs(F=(1, 2), B=(2, 4))))
@@ -156,6 +160,14 @@ def test_gantt_hatches_idle_time_on_every_rank() -> None:
     idle = gantt(simulate(gpipe(2, 2))).collections[0]
     assert idle.get_hatch()
     assert boxes(idle) == [(0, 0, 9), (0, 1, 9)]
+
+
+def test_gantt_draws_actions_that_take_no_time_as_lines() -> None:
+    trace = simulate(pipedream(2, 2))  # updates, which are free unless Costs says otherwise
+    bars = collection(gantt(trace), "actions")
+    edges = [to_hex(edge) for edge in bars.get_edgecolor()]
+    update = palette.COLOURS[Kind.U]
+    assert edges == [update if span.action.kind is Kind.U else palette.PAPER for span in trace.spans]
 
 
 def test_gantt_hatches_recomputation() -> None:

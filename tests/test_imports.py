@@ -33,6 +33,7 @@ LAW = (
     ("ranks",),
     ("engine",),
     ("gantt",),
+    ("plots",),
     ("book", "widgets"),
     ("doctor",),
     ("cli",),

@@ -86,7 +86,7 @@ def _bars(trace: Trace, row: int, unit: str) -> list[str]:
         )
         y = _TOP + row * rank + 2
         bars.append(
-            f'<rect x="{x:.1f}" y="{y}" width="{max(width - 0.7, 0.3):.1f}" height="{high}" fill="{fill}"'
+            f'<rect x="{x:.1f}" y="{y}" width="{max(width - 0.7, 1.5):.1f}" height="{high}" fill="{fill}"'
             f"{_AGAIN if again else ''}><title>{tooltip}</title></rect>"
         )
         if width > _DIGIT * (1 if microbatch < 10 else 2 if microbatch < 100 else 4) + 2 and not again:
