@@ -121,6 +121,16 @@ def test_torch_plans_are_read_lowered_or_not_and_timed(tmp_path, name, makespan,
     pl.validate_program(pl.lower(schedule))
 
 
+@pytest.mark.parametrize("name", sorted(V_SHAPED))
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 8), (4, 8), (6, 16)])
+def test_torch_v_shapes_take_and_keep_what_theory_says(tmp_path, name, p, m):
+    plan = read(torch_schedule(V_SHAPED[name], p, m), tmp_path / "plan.csv", m)
+    trace = pl.simulate(plan, pl.Costs(F=2, I=2, W=2).split(2))
+    assert trace.makespan == pl.theory.makespan(name, p=p, m=m, F=2, I=2, W=2)
+    assert max(pl.peak_activations(trace)) == pl.theory.peak_activations(name, p=p, m=m)
+    assert len(trace.messages) == pl.theory.messages(name, p=p, m=m)
+
+
 def test_torch_gpipe_takes_33(tmp_path):
     plan = read(torch_schedule(theirs.ScheduleGPipe, 4, 8), tmp_path / "plan.csv", 8)
     assert pl.simulate(plan, whole_rank).makespan == 33

@@ -29,11 +29,12 @@ from pipelab.theory.accounting import (
     weight_versions,
 )
 from pipelab.theory.formula import Family, Formula
-from pipelab.theory.letters import B, F, I, L, N, S, T, W, a, b, c, d, e, g, h, i, m, n, o, p, r, s, t, v, w
+from pipelab.theory.letters import B, F, I, L, N, O, S, T, W, a, b, c, d, e, g, h, i, m, n, o, p, r, s, t, v, w
 from pipelab.theory.schedules import (
     bubble_fraction,
     bubble_over_ideal,
     bubble_rate,
+    dualpipe_overlapped_idle,
     longest_rank_span,
     makespan,
     messages,
@@ -50,6 +51,7 @@ __all__ = [
     "microbatches_for",
     "peak_activations",
     "messages",
+    "dualpipe_overlapped_idle",
     "step_time",
     "best_microbatches",
     "batch_time",
@@ -78,6 +80,7 @@ __all__ = [
     "I",
     "W",
     "c",
+    "O",
     "w",
     "T",
     "o",

@@ -28,6 +28,7 @@ F = _amount("F", "time of a forward on a whole rank")
 B = _amount("B", "time of a full backward on a whole rank, I + W")
 I = _amount("I", "time of the input-gradient half of B")  # noqa: E741  the field's letter
 W = _amount("W", "time of the weight-gradient half of B")
+O = _amount("O", "time of a forward and a backward of one stage that run as one overlapped block")  # noqa: E741
 c = _amount("c", "one-way delay of a hop between ranks")
 w = _amount("w", "part of an activation that is kept from I to W")
 

@@ -11,17 +11,21 @@ import sympy
 from sympy import And, Eq, Expr, Max, Min, Mod, Or, ceiling
 
 from pipelab.errors import FormulaError
-from pipelab.theory.formula import exact_number, family
-from pipelab.theory.letters import B, F, I, W, c, m, p, r, v, w
+from pipelab.theory.formula import Formula, exact_number, family
+from pipelab.theory.letters import B, F, I, O, W, c, m, p, r, v, w
 
 GPIPE = "Huang et al. 2019, arXiv 1811.06965, section 2.3"
 MEGATRON = "Narayanan et al. 2021, arXiv 2104.04473, section 2.2"
 KORTHIKANTI = "Korthikanti et al. 2022, arXiv 2205.05198"
 ZERO_BUBBLE = "Qi et al. 2023, arXiv 2401.10241, section 2.3"
+CONTROLLABLE = "Qi et al. 2024, arXiv 2405.15362"
 CHIMERA = "Li and Hoefler 2021, arXiv 2107.06925, for F = B; not simulated here"
+DUALPIPE = "DeepSeek-AI 2025, README of DualPipe; not simulated here, where a pair runs as F, then B"
 DERIVED = "derived"
 
 _ENOUGH = And(m >= 2 * p, Min(F, I) >= W)  # the zero-bubble orders need micro-batches, and a W that fits a gap
+
+_EQUAL = And(m >= 2 * p, Eq(F, I), Eq(I, W), Eq(c, 0))  # the V shapes are drawn for these
 
 # what a rank works for one micro-batch
 _UNIT: dict[str, Expr] = {
@@ -33,6 +37,8 @@ _UNIT: dict[str, Expr] = {
     "breadth_first": F + B,
     "zb_h1": F + I + W,
     "zb_h2": F + I + W,
+    "zb_v": F + I + W,
+    "dualpipe_v": F + I + W,
 }
 
 
@@ -69,7 +75,12 @@ makespan = family(
             DERIVED,
             And(_ENOUGH, c <= Min(F, I, W)),
         ),
+        **dict.fromkeys(("zb_v", "dualpipe_v"), (m * (F + I + W) + (p - 1) * F / 2, DERIVED, _EQUAL)),
     },
+)
+
+dualpipe_overlapped_idle = Formula(
+    "idle time of a rank of dualpipe_v, F, B, W and O of one stage", (p - 1) * (O + B - 3 * W), DUALPIPE
 )
 
 longest_rank_span = family(
@@ -81,6 +92,7 @@ longest_rank_span = family(
             f"{ZERO_BUBBLE}; delay derived",
             makespan["zb_h2"].holds,
         ),
+        "zb_v": (m * (F + I + W), DERIVED, _EQUAL),
     },
 )
 
@@ -133,11 +145,15 @@ peak_activations = family(
         "breadth_first": (m, DERIVED),
         "zb_h1": ((p - r) + r * w, ZERO_BUBBLE, And(m >= p, r < p, w <= 1)),
         "zb_h2": ((2 * p - 2 * r - 1) + 2 * r * w, ZERO_BUBBLE, And(m >= 2 * p - 1, r < p, w <= 1)),
+        "zb_v": (p, CONTROLLABLE, And(m >= 2 * p, Eq(w, 1))),
+        "dualpipe_v": (p + sympy.Rational(1, 2), DUALPIPE.split(";")[0], And(m >= 2 * p, Eq(w, 1))),
     },
 )
 
 _one_stage_a_rank = (2 * m * (p - 1), DERIVED)
 _loop = (2 * m * (p * v - 1), DERIVED, p >= 2)
+
+_v_shaped = (2 * m * 2 * (p - 1), DERIVED)  # down and up again; the turn stays on the last rank
 
 # between ranks, of one step, both directions: v stages a rank in a loop send (pv - 1)/(p - 1) times as many
 messages = family(
@@ -145,6 +161,7 @@ messages = family(
     {
         **dict.fromkeys(("naive", "gpipe", "one_f_one_b", "pipedream", "zb_h1", "zb_h2"), _one_stage_a_rank),
         **dict.fromkeys(("interleaved", "breadth_first"), _loop),
+        **dict.fromkeys(("zb_v", "dualpipe_v"), _v_shaped),
     },
 )
 
