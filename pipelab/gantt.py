@@ -189,10 +189,11 @@ def _draw(ax: Axes, trace: Trace, unit: str, longest: float, *, lit: int | None 
     whole = [(rank, trace.start, trace.end) for rank in ranks]
     idle = _boxes(trace, whole, facecolors=palette.IDLE, edgecolors=palette.IDLE_HATCH, linewidths=0, hatch="////")
     ax.add_collection(idle, autolim=False)
+    narrow = 4 * longest / ax.get_window_extent().width  # as long as 4 pixels
     for again in (False, True):
         spans = [span for span in trace.spans if span.recompute is again]
         if spans:
-            ax.add_collection(_bars(trace, spans, lit), autolim=False)
+            ax.add_collection(_bars(trace, spans, lit, narrow), autolim=False)
     _numbers(ax, trace, longest, lit)
 
 
@@ -203,7 +204,7 @@ def _colours(trace: Trace, spans: Sequence[Span]) -> list[str]:
     return [palette.shade(s.action.kind, depth[s.action.stage], schedule.stages_per_rank) for s in spans]
 
 
-def _bars(trace: Trace, spans: Sequence[Span], lit: int | None) -> PolyCollection:
+def _bars(trace: Trace, spans: Sequence[Span], lit: int | None, narrow: float) -> PolyCollection:
     again = spans[0].recompute
     colours = [
         colour if lit in (None, span.action.microbatch) else palette.faded(colour)
@@ -215,7 +216,7 @@ def _bars(trace: Trace, spans: Sequence[Span], lit: int | None) -> PolyCollectio
         facecolors=colours,
         # an action that takes no time is a line
         edgecolors=[palette.PAPER if s.duration else colour for s, colour in zip(spans, colours, strict=True)],
-        linewidths=[0.6 if span.duration else 2.0 for span in spans],
+        linewidths=[2.0 if not s.duration else 0.6 if s.duration > narrow else 0.2 for s in spans],
         hatch="xxxx" if again else None,
         label="recomputation" if again else "actions",
     )
