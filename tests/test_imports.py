@@ -34,6 +34,7 @@ LAW = (
     ("engine",),
     ("gantt",),
     ("plots",),
+    ("plots",),
     ("book", "widgets"),
     ("doctor",),
     ("cli",),
