@@ -27,7 +27,7 @@ from pipelab.engine.message import HEAD_BYTES, Value
 from pipelab.errors import EngineError
 
 _FIRST_CAPACITY = 4096  # bytes of the buffer before anything is known about an action's messages
-_KINDS = tuple(Kind)
+_PLACE = {kind: place for place, kind in enumerate(Kind)}
 
 
 class Delivery(NamedTuple):
@@ -47,7 +47,7 @@ class Channel:
         self._group: Any = dist.group.WORLD
         self._num_microbatches = num_microbatches
         self._capacity: dict[Action, int] = {}
-        self._posted: dict[Action, tuple[Any, Tensor, int]] = {}
+        self._posted: dict[Action, tuple[Any, Tensor, int, int]] = {}
         # by rank: gloo's works, which must not be dropped before they are waited for, and the bytes that they send
         self._on_the_way: defaultdict[int, deque[tuple[list[Any], Tensor]]] = defaultdict(deque)
         self._sent: Counter[int] = Counter()
@@ -57,8 +57,8 @@ class Channel:
 
     def post(self, action: Action, peer: int) -> None:
         """Ask rank `peer` for what `action` makes there, without waiting for it."""  # [1]
-        buffer = torch.empty(self._capacity.get(action, _FIRST_CAPACITY), dtype=torch.uint8)
-        self._posted[action] = (self._group.recv([buffer], peer, self._tag(action)), buffer, peer)
+        tag, buffer = self._tag(action), torch.empty(self._capacity.get(action, _FIRST_CAPACITY), dtype=torch.uint8)
+        self._posted[action] = self._group.recv([buffer], peer, tag), buffer, peer, tag
 
     def send(self, action: Action, value: Value, peer: int, stamp: float = 0.0) -> None:
         """Start sending what `action` made to rank `peer`."""
@@ -74,17 +74,17 @@ class Channel:
 
     def take(self, action: Action) -> Delivery:
         """Wait for what was posted as `action`. Raises EngineError where something else arrived."""
-        work, block, peer = self._posted.pop(action)
+        work, block, peer, tag = self._posted.pop(action)
         work.wait()  # [2]
         head = message.read_head(block)
-        if (head.tag, head.step) != (self._tag(action), self.step):
+        if head.tag != tag or head.step != self.step:
             raise EngineError(
                 f"expected {action} of step {self.step} from rank {peer}, "
                 f"received the value with tag {head.tag} of step {head.step}"
             )
         if not self._fits(action, head.size):
             block = torch.empty(head.size, dtype=torch.uint8)
-            self._group.recv([block], peer, head.tag + 1).wait()
+            self._group.recv([block], peer, tag + 1).wait()
         arrived = time.monotonic()
         self._received[peer] += 1
         self._let_go(peer, self._sent[peer] - head.acknowledged)
@@ -103,8 +103,9 @@ class Channel:
         return sent
 
     def _tag(self, action: Action) -> int:
+        """An even number of this action alone; the odd one behind it is for what did not fit."""
         stage, kind, microbatch = action
-        return 2 * ((stage * len(_KINDS) + _KINDS.index(kind)) * self._num_microbatches + microbatch)
+        return 2 * ((stage * len(_PLACE) + _PLACE[kind]) * self._num_microbatches + microbatch)
 
     def _fits(self, action: Action, size: int) -> bool:
         """Whether a message fits into its action's buffer. Both ends ask once a message, so both remember the same."""

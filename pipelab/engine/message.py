@@ -11,10 +11,10 @@ So a tuple, a dict, a mask or None arrives as it left, and the shapes may be oth
 from __future__ import annotations
 
 import io
-import math
 import pickle
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -57,8 +57,13 @@ class _Unwrapper(pickle.Unpickler):
         return self.tensors[number]
 
 
+_ONE_TENSOR = b""  # the structure of the commonest value
+
+
 def wrap(content: Any) -> Value:
     """Take anything apart. Raises EngineError where it holds something that cannot be pickled."""
+    if isinstance(content, Tensor):
+        return Value(_ONE_TENSOR, (content,), (content.requires_grad,))
     stream = io.BytesIO()
     wrapper = _Wrapper(stream)
     try:
@@ -68,11 +73,13 @@ def wrap(content: Any) -> Value:
             f"a value of type {type(content).__qualname__} cannot travel between stages: {error}. "
             "Tensors, numbers, None, and tuples, lists and dicts of them can"
         ) from error
-    return Value(stream.getvalue(), wrapper.tensors, [tensor.requires_grad for tensor in wrapper.tensors])
+    return Value(stream.getvalue(), wrapper.tensors, tuple(tensor.requires_grad for tensor in wrapper.tensors))
 
 
 def unwrap(value: Value) -> Any:
     """The content again, with the value's tensors in the holes."""
+    if value.structure == _ONE_TENSOR:
+        return value.tensors[0]
     return _Unwrapper(value).load()
 
 
@@ -101,6 +108,8 @@ class Head(NamedTuple):
     sent: float  # when it was sent, in seconds of the machine's monotonic clock
 
 
+Kinds = tuple[tuple[torch.dtype, torch.Size], ...]  # of the tensors
+
 _HEAD = struct.Struct("<4sIIIQQdd")
 _MARK = b"lab\x01"
 HEAD_BYTES = _HEAD.size
@@ -108,18 +117,16 @@ HEAD_BYTES = _HEAD.size
 
 def pack(value: Value, tag: int, step: int, acknowledged: int, stamp: float, sent: float) -> Tensor:
     """Head, description and tensors in one block of bytes, a uint8 tensor."""
-    for tensor in value.tensors:
-        if tensor.layout is not torch.strided:
-            raise EngineError(f"only dense tensors travel between stages, found one of layout {tensor.layout}")
-    kinds = [(tensor.dtype, tuple(tensor.shape)) for tensor in value.tensors]
-    description = pickle.dumps((value.structure, kinds, value.wants_gradient), protocol=5)
-    offsets, size = _lay_out(kinds, HEAD_BYTES + len(description))
+    kinds = tuple((tensor.dtype, tensor.shape) for tensor in value.tensors)
+    description, offsets, size = _describe(value.structure, kinds, tuple(value.wants_gradient))
     block = torch.empty(size, dtype=torch.uint8)
     view = memoryview(block.numpy())  # type: ignore[arg-type]
     _HEAD.pack_into(view, 0, _MARK, tag, step, len(description), size, acknowledged, stamp, sent)
     view[HEAD_BYTES : HEAD_BYTES + len(description)] = description
-    for tensor, kind, offset in zip(value.tensors, kinds, offsets, strict=True):
-        _window(block, offset, *kind).copy_(tensor.detach())
+    for tensor, (dtype, shape), offset in zip(value.tensors, kinds, offsets, strict=True):
+        if tensor.layout is not torch.strided:
+            raise EngineError(f"only dense tensors travel between stages, found one of layout {tensor.layout}")
+        _window(block, offset, dtype, shape).copy_(tensor.detach())
     return block
 
 
@@ -133,23 +140,42 @@ def read_head(block: Tensor) -> Head:
 
 def unpack(block: Tensor, head: Head) -> Value:
     """The value of a message. Its tensors lie in the block itself; nothing is copied."""
-    end = HEAD_BYTES + head.description
-    structure, kinds, wants = pickle.loads(memoryview(block.numpy())[HEAD_BYTES:end])  # type: ignore[arg-type]
-    offsets, _ = _lay_out(kinds, end)
-    return Value(structure, [_window(block, at, *kind) for kind, at in zip(kinds, offsets, strict=True)], wants)
+    description = memoryview(block.numpy())[HEAD_BYTES : HEAD_BYTES + head.description]  # type: ignore[arg-type]
+    structure, kinds, wants, offsets = _understand(bytes(description))
+    tensors = [_window(block, at, dtype, shape) for (dtype, shape), at in zip(kinds, offsets, strict=True)]
+    return Value(structure, tensors, wants)
 
 
-def _lay_out(kinds: Sequence[tuple[torch.dtype, tuple[int, ...]]], start: int) -> tuple[list[int], int]:
+# Messages repeat from step to step, so both ends keep what they worked out for one.
+
+
+@lru_cache(maxsize=4096)
+def _describe(structure: bytes, kinds: Kinds, wants: tuple[bool, ...]) -> tuple[bytes, list[int], int]:
+    """The description, where each tensor begins behind it, and where the message ends."""
+    plain = [(dtype, tuple(shape)) for dtype, shape in kinds]
+    description = pickle.dumps((structure, plain, wants), protocol=5)
+    offsets, end = _lay_out(kinds, HEAD_BYTES + len(description))
+    return description, offsets, end
+
+
+@lru_cache(maxsize=4096)
+def _understand(description: bytes) -> tuple[bytes, Kinds, tuple[bool, ...], list[int]]:
+    structure, plain, wants = pickle.loads(description)
+    kinds = tuple((dtype, torch.Size(shape)) for dtype, shape in plain)
+    return structure, kinds, wants, _lay_out(kinds, HEAD_BYTES + len(description))[0]
+
+
+def _lay_out(kinds: Kinds, start: int) -> tuple[list[int], int]:
     """Where each tensor begins, and where the last one ends."""
     offsets = []
     for dtype, shape in kinds:
         start = -(-start // _ALIGN) * _ALIGN
         offsets.append(start)
-        start += math.prod(shape) * dtype.itemsize
+        start += shape.numel() * dtype.itemsize
     return offsets, start
 
 
-def _window(block: Tensor, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def _window(block: Tensor, offset: int, dtype: torch.dtype, shape: torch.Size) -> Tensor:
     """A tensor that lies in the block, yet is no view of it: autograd lets a layer write into it in place."""
     window: Any = torch.empty(0, dtype=dtype)
     return window.set_(block.untyped_storage(), offset // dtype.itemsize, shape)  # type: ignore[no-any-return]

@@ -141,7 +141,7 @@ class Segment:
             content = layer(content)
         made = wrap(content if self._finish is None else self._finish(content, microbatch))
         outputs = [get_gradient_edge(t) for t, wants in zip(made.tensors, made.wants_gradient, strict=True) if wants]
-        return Graph(outputs, anchor, gradients), made._replace(tensors=[t.detach() for t in made.tensors])
+        return Graph(outputs, anchor, gradients), made._replace(tensors=[tensor.detach() for tensor in made.tensors])
 
     def _buffers(self) -> Buffers:
         return {(m, name): b for m in self._modules for name, b in m._buffers.items() if b is not None}
