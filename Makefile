@@ -30,7 +30,7 @@ LAB_OPTIONS = --LabApp.default_url=/lab/tree/notebooks/00_start.ipynb \
 	$(if $(filter 0,$(shell id -u)),--allow-root)
 
 lab: setup ## open JupyterLab at the first chapter
-	@$(PY) -m jupyterlab $(LAB_OPTIONS)
+	@exec $(PY) -m jupyterlab $(LAB_OPTIONS)
 
 # Two pytest processes, one for the package and one for all notebooks; the second runs also where the first fails.
 STRICT := -c tests/notebooks/strict.ini --rootdir=.
