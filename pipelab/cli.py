@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--microbatches", type=int, default=8)
     run.add_argument("--stages-per-rank", type=int, metavar="V", help="for schedules with virtual stages")
     run.add_argument("--batch", type=int, default=256, help="samples a step (default: 256)")
-    run.add_argument("--steps", type=int, default=30)
+    run.add_argument("--steps", type=int, default=40)
     run.add_argument(
         "--pace",
         type=float,
@@ -83,7 +83,7 @@ def _run(options: argparse.Namespace) -> int:
     from pipelab.simulate import simulate
 
     digits = data.digits()
-    with Ranks(options.ranks or _started_by_torchrun()) as ranks:
+    with Ranks(_started_by_torchrun() if options.ranks is None else options.ranks) as ranks:
         schedule = _schedule(options, ranks.num_ranks)
         pace = _pace(options.pace, schedule)
         model = models.mlp((64, *[96] * max(3, schedule.num_stages - 1), 10))
@@ -91,7 +91,7 @@ def _run(options: argparse.Namespace) -> int:
             model,
             schedule,
             loss_fn=cross_entropy,
-            optimizer=lambda parameters: torch.optim.Adam(parameters, lr=3e-3),
+            optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
             ranks=ranks,
             pace=pace,
         )

@@ -129,7 +129,9 @@ class Crew:
             self._send(data, 0)
         self._over.set()
         self._leave_group()
-        sys.exit(0)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # not sys.exit: torch's own threads abort some interpreters that end with gloo pairs still open
 
     def _claim(self, raised: failure.Raised) -> tuple[int, failure.Raised]:
         """Which rank failed first and how: this one, or the one whose mark is there already.
@@ -173,6 +175,7 @@ class Crew:
         return f"in {process.noted()}".rstrip() + ":\n" + "".join(traceback.format_list(stack[inner + 1 :]))
 
     def _leave_group(self) -> None:
+        process.local_state().clear()  # what lives here may hold the group, and a group that outlives this aborts
         if self._made_group:
             import torch.distributed as dist
 

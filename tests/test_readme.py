@@ -1,0 +1,46 @@
+"""The README's code runs, its picture's words are true, and its links lead somewhere."""
+
+import re
+import sys
+from pathlib import Path
+
+import matplotlib
+import pytest
+
+import pipelab as pl
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+
+sys.path.insert(0, str(ROOT / "tools"))
+from pictures import PICTURE, code_blocks  # noqa: E402
+
+
+@pytest.mark.timeout(60)
+def test_the_code_runs_as_one_cell():
+    matplotlib.use("Agg")
+    names = {}
+    for block in code_blocks(README):
+        exec(block, names)
+    assert names["trace"].makespan == 33  # (8 + 4 - 1)(1 + 2)
+    assert names["result"].trace.source == "paced"
+    assert names["result"].trace.schedule == names["schedule"]
+    matplotlib.pyplot.close("all")
+
+
+def test_the_picture_is_there_and_its_words_are_computed():
+    words = re.search(r"!\[(.*?)\]\((.*?)\)", README)
+    assert (ROOT / words[2]).read_bytes()[:4] == b"\x89PNG"
+    assert ROOT / words[2] == PICTURE
+    trace = pl.simulate(pl.one_f_one_b(4, 8), pl.Costs(F=1, B=2))
+    assert f"makespan {trace.makespan:g}, bubble {100 * trace.bubble_fraction:.1f} %" in words[1]
+
+
+def test_links_lead_somewhere():
+    targets = [t.split("#")[0] for t in re.findall(r"\]\(([^)]+)\)", README) if "://" not in t]
+    assert [t for t in targets if not (ROOT / t).exists()] == []
+
+
+def test_chapter_table_lists_the_notebooks_that_are_there():
+    listed = re.findall(r"\(notebooks/(\w+\.ipynb)\)", README)
+    assert listed == sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
