@@ -111,7 +111,7 @@ def _run(options: argparse.Namespace) -> int:
     print(f"peak activations, in micro-batches of a whole rank, from rank 0: {peaks}")
     options.out.mkdir(parents=True, exist_ok=True)
     trace.to_chrome(options.out / "trace.json")
-    gantt_compare(predicted, trace)[0].figure.savefig(options.out / "gantt.png", dpi=120)
+    gantt_compare(predicted, trace)[0].figure.savefig(options.out / "gantt.png", dpi=120)  # type: ignore[union-attr]
     print(f"wrote {options.out / 'trace.json'} and {options.out / 'gantt.png'}")
     return 0
 
