@@ -85,6 +85,22 @@ def test_theory_peak_activations_are_the_simulators(case, part):
         assert theory.peak_activations(name, **values) == pytest.approx(peak, **near)
 
 
+@pytest.mark.parametrize(
+    ("name", "idle"),  # published: Qi et al. 2024 (arXiv 2405.15362), the authors' code, p = 4, 8, 16 and m = 4p
+    [("v_min", (11, 27, 59)), ("v_half", (5, 17, 41)), ("one_f_one_b", (18, 42, 90))],
+)
+def test_theory_idle_of_v_shapes_is_the_published_table(name, idle):
+    assert tuple(theory.v_shape_idle(name, p=p) for p in (4, 8, 16)) == idle
+
+
+@pytest.mark.parametrize("name", sorted(set(theory.v_shape_idle) & set(pl.SCHEDULES)))
+@pytest.mark.parametrize("p", [4, 8, 16])
+def test_theory_idle_of_v_shapes_is_not_exceeded_by_our_builders(name, p):
+    schedule = pl.SCHEDULES[name](p, 4 * p)
+    trace = pl.simulate(schedule, pl.Costs(F=2, I=2, W=2).split(schedule.stages_per_rank))
+    assert trace.makespan - 6 * 4 * p <= theory.v_shape_idle(name, p=p)
+
+
 def test_theory_of_overlapped_pairs_is_the_published_rule():
     # PP = 2p stages, F = I = W: (PP / 2 - 1)(F&B + B - 3W) is 2(p - 1) where a pair takes as long as F and B
     assert theory.dualpipe_overlapped_idle(p=4, O=3, B=2, W=1) == 6

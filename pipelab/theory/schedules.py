@@ -79,6 +79,19 @@ makespan = family(
     },
 )
 
+# idle time of the busiest rank beyond 6m, in units where F = I = W = 1 for each of a rank's two stages, m = 4p
+_DRAWN = Or(Eq(p, 4), Eq(p, 8), Eq(p, 16))
+v_shape_idle = family(
+    "idle units",
+    {
+        "v_min": (4 * p - 5, f"{CONTROLLABLE}: the line through the authors' three results", _DRAWN),
+        "v_half": (3 * p - 7, f"{CONTROLLABLE}: the line through the authors' three results", _DRAWN),
+        "zb_v": (p - 1, DERIVED),
+        "dualpipe_v": (p - 1, DERIVED),
+        "one_f_one_b": (6 * (p - 1), CONTROLLABLE),
+    },
+)
+
 dualpipe_overlapped_idle = Formula(
     "idle time of a rank of dualpipe_v, F, B, W and O of one stage", (p - 1) * (O + B - 3 * W), DUALPIPE
 )
