@@ -1,7 +1,33 @@
 """What every test shares."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from pipelab.ranks import Ranks
 
 # A busy machine must not fail a property: time limits are pytest's (pyproject.toml), not one for every example.
 settings.register_profile("pipelab", deadline=None)
 settings.load_profile("pipelab")
+
+
+@pytest.fixture(scope="session")
+def ranks_of() -> Iterator[Callable[[int], Ranks]]:
+    """`ranks_of(4)`: four ranks, started once and shared by all tests that ask for four."""
+    from pipelab.ranks import Ranks
+
+    started: dict[int, Ranks] = {}
+
+    def get(count: int) -> Ranks:
+        if count not in started:
+            started[count] = Ranks(count, timeout=30)
+        return started[count]
+
+    yield get
+    for ranks in started.values():
+        ranks.close()
