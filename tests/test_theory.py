@@ -211,7 +211,7 @@ def test_theory_microbatches_for_needs_what_it_needs():
         theory.microbatches_for(0.1)
     with pytest.raises(FormulaError, match="also needs a value for F, I, W"):
         theory.microbatches_for(0.1, "zb_h1", p=4)
-    with pytest.raises(FormulaError, match="the bubble of naive grows with m"):
+    with pytest.raises(FormulaError, match="the bubble of naive itself grows with m"):
         theory.microbatches_for(0.1, "naive", p=4)
     with pytest.raises(FormulaError, match="a share of the makespan, between 0 and 1, got 10"):
         theory.microbatches_for(10, p=4)

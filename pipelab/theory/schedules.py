@@ -165,7 +165,6 @@ peak_activations = family(
 
 _one_stage_a_rank = (2 * m * (p - 1), DERIVED)
 _loop = (2 * m * (p * v - 1), DERIVED, p >= 2)
-
 _v_shaped = (2 * m * 2 * (p - 1), DERIVED)  # down and up again; the turn stays on the last rank
 
 # between ranks, of one step, both directions: v stages a rank in a loop send (pv - 1)/(p - 1) times as many
@@ -197,7 +196,9 @@ def microbatches_for(eps: Any, schedule: str = "gpipe", **values: Any) -> int:
         raise FormulaError(f"microbatches_for({eps}, {schedule!r}) also needs a value for {names}")
     bubble = sympy.cancel(bubble)
     if bubble.has(m):
-        raise FormulaError(f"the bubble of {schedule} grows with m: more micro-batches do not bring it down to {eps}")
+        raise FormulaError(
+            f"the bubble of {schedule} itself grows with m here: no closed form, search with pl.simulate"
+        )
     fewest = max(1, int(ceiling(bubble * (1 - share) / share)))
     for number in range(fewest, fewest + 4 * int(given[p])):  # the ranges ask for m >= 2p or m % p == 0, hardly more
         if whole.holds.subs({**given, m: number}) == True:  # noqa: E712  a sympy condition
