@@ -197,7 +197,7 @@ def microbatches_for(eps: Any, schedule: str = "gpipe", **values: Any) -> int:
     bubble = sympy.cancel(bubble)
     if bubble.has(m):
         raise FormulaError(
-            f"the bubble of {schedule} itself grows with m here: no closed form, search with pl.simulate"
+            f"the bubble of {schedule} itself grows with m here; search with pl.simulate"
         )
     fewest = max(1, int(ceiling(bubble * (1 - share) / share)))
     for number in range(fewest, fewest + 4 * int(given[p])):  # the ranges ask for m >= 2p or m % p == 0, hardly more
