@@ -196,9 +196,7 @@ def microbatches_for(eps: Any, schedule: str = "gpipe", **values: Any) -> int:
         raise FormulaError(f"microbatches_for({eps}, {schedule!r}) also needs a value for {names}")
     bubble = sympy.cancel(bubble)
     if bubble.has(m):
-        raise FormulaError(
-            f"the bubble of {schedule} itself grows with m here; search with pl.simulate"
-        )
+        raise FormulaError(f"the bubble of {schedule} itself grows with m here; search with pl.simulate")
     fewest = max(1, int(ceiling(bubble * (1 - share) / share)))
     for number in range(fewest, fewest + 4 * int(given[p])):  # the ranges ask for m >= 2p or m % p == 0, hardly more
         if whole.holds.subs({**given, m: number}) == True:  # noqa: E712  a sympy condition
