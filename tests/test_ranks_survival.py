@@ -161,9 +161,12 @@ def test_ranks_survive_a_stop_while_they_start(kernel: Kernel) -> None:
     deadline = time.monotonic() + 20
     while len(kernel.processes()) < 3 and time.monotonic() < deadline:  # the fork server is there and imports torch
         time.sleep(0.02)
+    before = set(kernel.processes())
+    time.sleep(0.3)
     kernel.manager.interrupt_kernel()
     assert "!KeyboardInterrupt" in kernel.wait_for(cell)
     assert kernel.run(WORK) == "[6.0, 6.0, 6.0]\n"
+    assert before <= set(kernel.processes())  # the fork server did not hear it and went on with its import
     assert len(kernel.processes()) == 6  # kernel, fork server, resource tracker, three ranks
 
 

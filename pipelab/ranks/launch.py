@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -41,6 +41,8 @@ def choose_method(asked: str | None) -> str:
 
 def prepare(method: str) -> BaseContext:
     """The context to start processes with; its fork server, if any, begins to import torch and is not waited for."""
+    if hasattr(signal, "pthread_sigmask"):
+        resource_tracker.ensure_running()  # which unblocks SIGINT when it has to start, so it must not have to later
     if method == "forkserver":
         forkserver.set_forkserver_preload(_PRELOAD)
         with _interrupts_blocked(), _server_environment():
