@@ -26,6 +26,12 @@ def _looped_in_groups(draw):
     return sizes
 
 
+@st.composite
+def _two_a_rank(draw):
+    p = draw(st.integers(1, 5))
+    return {"num_ranks": p, "num_microbatches": draw(st.integers(2 * p, 3 * p + 1))}
+
+
 SIZES = {
     "naive": _any(),
     "gpipe": _any(),
@@ -34,6 +40,10 @@ SIZES = {
     "breadth_first": _looped_any(),
     "zb_h1": _any(),
     "zb_h2": _any(),
+    "zb_v": _any(),
+    "v_half": _any(),
+    "v_min": _any(),
+    "dualpipe_v": _two_a_rank(),
     "pipedream": _any(),
 }
 
@@ -97,6 +107,38 @@ GOLDEN = {
         rank 1: 1F0 1I0 1F1 1I1 1F2 1I2 1W0 1F3 1I3 1W1 1W2 1W3
         """,
     ),
+    "zb_v": (
+        {"num_ranks": 2, "num_microbatches": 3},
+        """
+        zb_v: 2 ranks, 3 micro-batches, stages on ranks 0 1 1 0
+        rank 0: 0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2
+        rank 1: 1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2
+        """,
+    ),
+    "v_half": (
+        {"num_ranks": 2, "num_microbatches": 2},
+        """
+        v_half: 2 ranks, 2 micro-batches, stages on ranks 0 1 1 0
+        rank 0: 0F0 0F1 3F0 3I0 3F1 3I1 0I0 3W0 0I1 3W1 0W0 0W1
+        rank 1: 1F0 2F0 1F1 2F1 2I0 1I0 2I1 1I1 2W0 1W0 2W1 1W1
+        """,
+    ),
+    "v_min": (
+        {"num_ranks": 2, "num_microbatches": 2},
+        """
+        v_min: 2 ranks, 2 micro-batches, stages on ranks 0 1 1 0
+        rank 0: 0F0 0F1 3F0 3I0 3W0 0I0 3F1 3I1 0W0 3W1 0I1 0W1
+        rank 1: 1F0 2F0 1F1 2F1 2I0 1I0 2W0 1W0 2I1 1I1 2W1 1W1
+        """,
+    ),
+    "dualpipe_v": (
+        {"num_ranks": 2, "num_microbatches": 4},
+        """
+        dualpipe_v: 2 ranks, 4 micro-batches, stages on ranks 0 1 1 0
+        rank 0: 0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3 3B1 3F2 0B0 3B2 3F3 0B1 3B3 0I2 0W2 0I3 0W3
+        rank 1: 1F0 2F0 1F1 2F1 1F2 2B0 2F2 1B0 1F3 2B1 2F3 1B1 2B2 1B2 2I3 1I3 2W3 1W3
+        """,
+    ),
     "pipedream": (
         {"num_ranks": 2, "num_microbatches": 3},
         """
@@ -109,6 +151,10 @@ GOLDEN = {
 
 # sizes that a builder refuses although each is a positive integer, and what it then says
 REFUSED = {
+    "dualpipe_v": [
+        ({"num_ranks": 4, "num_microbatches": 5}, "two micro-batches a rank.*got 5 for 4 ranks; the nearest is 8"),
+        ({"num_ranks": 1, "num_microbatches": 1}, "the nearest is 2"),
+    ],
     "interleaved": [
         ({"num_ranks": 4, "num_microbatches": 9, "stages_per_rank": 2}, "a multiple of its 4 ranks.*the nearest is 8"),
         ({"num_ranks": 4, "num_microbatches": 11, "stages_per_rank": 3}, "got 11; the nearest is 12"),

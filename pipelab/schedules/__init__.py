@@ -9,13 +9,17 @@ from collections.abc import Callable
 
 from pipelab.schedule import Schedule
 from pipelab.schedules.breadth_first import breadth_first
+from pipelab.schedules.dualpipe_v import dualpipe_v
 from pipelab.schedules.gpipe import gpipe
 from pipelab.schedules.interleaved import interleaved
 from pipelab.schedules.naive import naive
 from pipelab.schedules.one_f_one_b import one_f_one_b
 from pipelab.schedules.pipedream import pipedream
+from pipelab.schedules.v_half import v_half
+from pipelab.schedules.v_min import v_min
 from pipelab.schedules.zb_h1 import zb_h1
 from pipelab.schedules.zb_h2 import zb_h2
+from pipelab.schedules.zb_v import zb_v
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "naive": naive,
@@ -25,5 +29,9 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "breadth_first": breadth_first,
     "zb_h1": zb_h1,
     "zb_h2": zb_h2,
+    "zb_v": zb_v,
+    "v_half": v_half,
+    "v_min": v_min,
+    "dualpipe_v": dualpipe_v,
     "pipedream": pipedream,
 }
