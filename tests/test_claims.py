@@ -18,7 +18,7 @@ def claims():
             )
 
 
-@pytest.mark.parametrize(("number", "claim", "cells"), claims())
+@pytest.mark.parametrize(("number", "claim", "cells"), list(claims()))
 def test_claim_names_a_cell_that_asserts(number, claim, cells):
     (path,) = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
     sources = {c["id"]: "".join(c["source"]) for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"}
