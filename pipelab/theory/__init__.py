@@ -40,7 +40,6 @@ from pipelab.theory.schedules import (
     messages,
     microbatches_for,
     peak_activations,
-    v_shape_idle,
 )
 
 __all__ = [
@@ -53,7 +52,6 @@ __all__ = [
     "peak_activations",
     "messages",
     "dualpipe_overlapped_idle",
-    "v_shape_idle",
     "step_time",
     "best_microbatches",
     "batch_time",

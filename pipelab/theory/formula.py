@@ -9,7 +9,7 @@ from numbers import Rational, Real
 from typing import Any
 
 import sympy
-from sympy import Expr, Max, Min, Symbol, ceiling, true
+from sympy import Expr, Max, Min, Piecewise, Symbol, ceiling, floor, true
 from sympy.logic.boolalg import Boolean
 
 from pipelab.errors import FormulaError
@@ -121,7 +121,11 @@ def exact_number(name: str, value: Any) -> Expr:
 def _number(value: Expr) -> Any:
     """int or float where no letter is left; a float is the one nearest to the exact value."""
     if value.free_symbols:
-        other = sympy.simplify(value) if value.has(Min, Max, ceiling) else sympy.factor(sympy.cancel(value))
+        other = (
+            sympy.simplify(value)
+            if value.has(Min, Max, Piecewise, ceiling, floor)
+            else sympy.factor(sympy.cancel(value))
+        )
         value = min(other, value, key=sympy.count_ops)
     if value.is_Integer:
         return int(value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import sympy
-from sympy import And, Eq, Expr, Max, Min, Mod, Or, ceiling
+from sympy import And, Eq, Expr, Max, Min, Mod, Or, Piecewise, ceiling, floor
 
 from pipelab.errors import FormulaError
 from pipelab.theory.formula import Formula, exact_number, family
@@ -25,6 +25,8 @@ DERIVED = "derived"
 
 _ENOUGH = And(m >= 2 * p, Min(F, I) >= W)  # the zero-bubble orders need micro-batches, and a W that fits a gap
 
+_V_SOURCE = f"{CONTROLLABLE}, for p = 4, 8, 16; other p derived"
+_by_three = Piecewise((1, Eq(Mod(p, 3), 0)), (0, True))
 _EQUAL = And(m >= 2 * p, Eq(F, I), Eq(I, W), Eq(c, 0))  # the V shapes are drawn for these
 
 # what a rank works for one micro-batch
@@ -38,6 +40,8 @@ _UNIT: dict[str, Expr] = {
     "zb_h1": F + I + W,
     "zb_h2": F + I + W,
     "zb_v": F + I + W,
+    "v_half": F + I + W,
+    "v_min": F + I + W,
     "dualpipe_v": F + I + W,
 }
 
@@ -76,19 +80,8 @@ makespan = family(
             And(_ENOUGH, c <= Min(F, I, W)),
         ),
         **dict.fromkeys(("zb_v", "dualpipe_v"), (m * (F + I + W) + (p - 1) * F / 2, DERIVED, _EQUAL)),
-    },
-)
-
-# idle time of the busiest rank beyond 6m, in units where F = I = W = 1 for each of a rank's two stages, m = 4p
-_DRAWN = Or(Eq(p, 4), Eq(p, 8), Eq(p, 16))
-v_shape_idle = family(
-    "idle units",
-    {
-        "v_min": (4 * p - 5, f"{CONTROLLABLE}: the line through the authors' three results", _DRAWN),
-        "v_half": (3 * p - 7, f"{CONTROLLABLE}: the line through the authors' three results", _DRAWN),
-        "zb_v": (p - 1, DERIVED),
-        "dualpipe_v": (p - 1, DERIVED),
-        "one_f_one_b": (6 * (p - 1), CONTROLLABLE),
+        "v_half": (m * (F + I + W) + (6 * ceiling(p / 2) - 7) * F / 2, _V_SOURCE, And(_EQUAL, p >= 3)),
+        "v_min": (m * (F + I + W) + (4 * p - 5 - 2 * _by_three) * F / 2, _V_SOURCE, And(_EQUAL, p >= 3)),
     },
 )
 
@@ -142,7 +135,7 @@ bubble_over_ideal = family(
     },
 )
 
-# in micro-batches of a whole rank, on rank r; w (1 unless given) of one stays from I to W
+# in micro-batches of a whole rank, on rank r or on the rank that keeps most; w of one (1 unless given) is kept until W
 peak_activations = family(
     "peak_activations",
     {
@@ -159,6 +152,8 @@ peak_activations = family(
         "zb_h1": ((p - r) + r * w, ZERO_BUBBLE, And(m >= p, r < p, w <= 1)),
         "zb_h2": ((2 * p - 2 * r - 1) + 2 * r * w, ZERO_BUBBLE, And(m >= 2 * p - 1, r < p, w <= 1)),
         "zb_v": (p, CONTROLLABLE, And(m >= 2 * p, Eq(w, 1))),
+        "v_half": (floor(p / 2) + 1, _V_SOURCE, And(m >= 2 * p, Eq(w, 1))),
+        "v_min": (floor((p + 4) / 3), _V_SOURCE, And(m >= 2 * p, Eq(w, 1))),
         "dualpipe_v": (p + sympy.Rational(1, 2), DUALPIPE.split(";")[0], And(m >= 2 * p, Eq(w, 1))),
     },
 )
@@ -173,7 +168,7 @@ messages = family(
     {
         **dict.fromkeys(("naive", "gpipe", "one_f_one_b", "pipedream", "zb_h1", "zb_h2"), _one_stage_a_rank),
         **dict.fromkeys(("interleaved", "breadth_first"), _loop),
-        **dict.fromkeys(("zb_v", "dualpipe_v"), _v_shaped),
+        **dict.fromkeys(("zb_v", "v_half", "v_min", "dualpipe_v"), _v_shaped),
     },
 )
 
