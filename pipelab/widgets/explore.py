@@ -6,7 +6,6 @@ browser sends its next change when the last one is answered, and skips those in 
 
 from __future__ import annotations
 
-from base64 import b64encode
 from dataclasses import asdict
 from html import escape
 from typing import Any
@@ -14,7 +13,9 @@ from typing import Any
 import ipywidgets as W
 
 from pipelab.schedules import SCHEDULES
+from pipelab.trace import Trace
 from pipelab.widgets.explore_model import Settings, View, has_virtual_stages, look
+from pipelab.widgets.stored import Stored
 from pipelab.widgets.svg import gantt_svg
 
 _LABEL = {"description_width": "10em"}
@@ -30,7 +31,7 @@ def explore(**settings: Any) -> Explorer:
     return Explorer(Settings(**settings))
 
 
-class Explorer(W.VBox):  # type: ignore[misc]  # ipywidgets has no types
+class Explorer(Stored, W.VBox):  # type: ignore[misc]  # ipywidgets has no types
     """The widget that `explore` makes: `settings` is what its controls say, `view` what it shows."""
 
     def __init__(self, settings: Settings) -> None:
@@ -71,20 +72,10 @@ class Explorer(W.VBox):  # type: ignore[misc]  # ipywidgets has no types
             f'<p style="line-height: 1.6">{escape(sentence)}</p>' for sentence in self.view.sentences
         )
 
-    # --- what is stored in a notebook, for readers without a kernel ---------------------------------------------------
-
-    _ipython_display_ = None  # ipywidgets 7 has one, which would leave the picture out
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        live = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
-        return {"application/vnd.jupyter.widget-view+json": live, "text/plain": repr(self), **self._still()}
-
-    def _still(self) -> dict[str, str]:
-        from pipelab.gantt import gantt_png
-
-        if self.view.trace is None:
-            return {}
-        return {"image/png": b64encode(gantt_png(self.view.trace)).decode()}
+    @property
+    def still(self) -> Trace | None:  # type: ignore[override]
+        """What the notebook's file keeps a picture of."""
+        return self.view.trace
 
     def __repr__(self) -> str:
         return f"explore({', '.join(f'{name}={value!r}' for name, value in asdict(self.settings).items())})"

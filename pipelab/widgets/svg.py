@@ -7,6 +7,7 @@ light and in a dark notebook; every bar says what it is when the pointer rests o
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from html import escape
 
 from pipelab import palette
@@ -19,6 +20,48 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 52, 30, 44  # pixels around the rows
 _DIGIT = 6.4  # pixels a digit at 11 px
 
 
+@dataclass(frozen=True)
+class Grid:
+    """Where times and ranks lie in the picture, in its own pixels."""
+
+    num_ranks: int
+    start: float
+    makespan: float
+
+    @classmethod
+    def of(cls, trace: Trace) -> Grid:
+        """The grid of `trace`. Raises CostError where it is empty."""
+        return cls(trace.num_ranks, trace.start, trace.makespan)
+
+    @property
+    def row(self) -> int:
+        """From one rank to the next."""
+        return 28 if self.num_ranks <= 8 else 20
+
+    @property
+    def bar(self) -> int:
+        """The height of a bar."""
+        return self.row - 4
+
+    @property
+    def bottom(self) -> int:
+        """Where the rows end."""
+        return _TOP + self.row * self.num_ranks
+
+    @property
+    def height(self) -> int:
+        """Of the whole picture, with its axis and legend."""
+        return self.bottom + _BOTTOM
+
+    def x(self, time: float) -> float:
+        """Where `time` lies on the axis."""
+        return _LEFT + (time - self.start) / self.makespan * (WIDTH - _LEFT - _RIGHT)
+
+    def y(self, rank: int) -> int:
+        """The top of `rank`'s bars."""
+        return _TOP + self.row * rank + 2
+
+
 def gantt_svg(trace: Trace, *, unit: str | None = None, title: str | None = None, pattern: str = "pl-idle") -> str:
     """`trace` as one `<svg>` element, 980 pixels wide; the same text for the same trace.
 
@@ -27,28 +70,33 @@ def gantt_svg(trace: Trace, *, unit: str | None = None, title: str | None = None
     no time.
     """
     unit = unit or unit_of(trace)
-    numbers = shares(trace, unit)
-    row = 28 if trace.num_ranks <= 8 else 20
-    height = _TOP + row * trace.num_ranks + _BOTTOM
-    name = title or headline(trace)
+    numbers, name = shares(trace, unit), title or headline(trace)
+    grid = Grid.of(trace)
     return "".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {WIDTH} {height}" width="100%" '
-            f'style="max-width:{WIDTH}px" font-family="system-ui, sans-serif" font-size="12" fill="currentColor">',
-            f"<title>{escape(name)}</title><desc>{escape(in_words(trace, unit))}</desc>",
+            opening(grid.height, name, in_words(trace, unit)),
             f'<text x="{_LEFT}" y="18" font-size="13.5" font-weight="600">{escape(name)}</text>',
             f'<text x="{WIDTH - _RIGHT}" y="18" text-anchor="end">{escape(numbers)}</text>',
             f'<text x="{WIDTH - _RIGHT + 8}" y="18">idle</text>',
-            *_rows(trace, row, pattern),
-            *_bars(trace, row, unit),
-            *_axis(trace, unit, _TOP + row * trace.num_ranks),
-            *_legend(trace, height - 10, pattern),
+            *_rows(trace, grid, pattern),
+            *_bars(trace, grid, unit),
+            *_axis(trace, unit, grid.bottom),
+            *_legend(trace, grid.height - 10, pattern),
             "</svg>",
         ]
     )
 
 
-def _rows(trace: Trace, row: int, pattern: str) -> list[str]:
+def opening(height: int, title: str, description: str) -> str:
+    """The start of a picture `height` pixels high, with its alternative in words."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {WIDTH} {height}" width="100%" '
+        f'style="max-width:{WIDTH}px;display:block" font-family="system-ui, sans-serif" font-size="12" '
+        f'fill="currentColor"><title>{escape(title)}</title><desc>{escape(description)}</desc>'
+    )
+
+
+def _rows(trace: Trace, grid: Grid, pattern: str) -> list[str]:
     """Idle time, hatched, behind every row; the rank's number before it, its idle share after it."""
     width = WIDTH - _LEFT - _RIGHT
     parts = [
@@ -56,35 +104,34 @@ def _rows(trace: Trace, row: int, pattern: str) -> list[str]:
         '<path d="M0 0V7" stroke="currentColor" stroke-opacity=".22"/></pattern>'
     ]
     for rank in range(trace.num_ranks):
-        y, text = _TOP + row * rank, _TOP + row * rank + row // 2 + 4
+        y, text = grid.y(rank), grid.y(rank) + grid.bar // 2 + 4
         share = f"{100 * trace.idle(rank) / trace.makespan:.0f} %"
         parts.append(
-            f'<path d="M{_LEFT} {y + 2}h{width}v{row - 4}h{-width}z" fill="url(#{pattern})"/>'
+            f'<path d="M{_LEFT} {y}h{width}v{grid.bar}h{-width}z" fill="url(#{pattern})"/>'
             f'<text x="{_LEFT - 8}" y="{text}" text-anchor="end">rank {rank}</text>'
             f'<text x="{_LEFT + width + 8}" y="{text}">{share}</text>'
         )
     return parts
 
 
-def _bars(trace: Trace, row: int, unit: str) -> list[str]:
+def _bars(trace: Trace, grid: Grid, unit: str) -> list[str]:
     """A `<rect>` with a tooltip for every span, and its micro-batch's number where there is room."""
     zero, scale = trace.start, (WIDTH - _LEFT - _RIGHT) / trace.makespan
     unit_scale, unit_name = time_unit(unit, trace.makespan)
     suffix = "" if unit == COSTS_UNIT else f" {unit_name}"
-    style = _styles(trace)
+    style = styles(trace)
     bars: list[str] = []
     dark: list[str] = []
     light: list[str] = []
-    high = row - 4
+    tops, high = [grid.y(rank) for rank in range(trace.num_ranks)], grid.bar
     for rank, action, start, end, again, *_ in trace.spans:
         stage, kind, microbatch = action
         fill, ink = style[stage, kind]
-        x, width = _LEFT + (start - zero) * scale, (end - start) * scale
+        x, y, width = _LEFT + (start - zero) * scale, tops[rank], (end - start) * scale
         tooltip = (
             f"{stage}{kind.value}{microbatch}{' again' if again else ''}, rank {rank}, "
             f"{(start - zero) * unit_scale:.4g} to {(end - zero) * unit_scale:.4g}{suffix}"
         )
-        y = _TOP + row * rank + 2
         bars.append(
             f'<rect x="{x:.1f}" y="{y}" width="{max(width - 0.7, 1.5):.1f}" height="{high}" fill="{fill}"'
             f"{_AGAIN if again else ''}><title>{tooltip}</title></rect>"
@@ -103,7 +150,7 @@ def _bars(trace: Trace, row: int, unit: str) -> list[str]:
 _AGAIN = ' fill-opacity=".45" stroke-dasharray="3 2"'  # a forward that runs for the second time
 
 
-def _styles(trace: Trace) -> dict[tuple[int, Kind], tuple[str, str]]:
+def styles(trace: Trace) -> dict[tuple[int, Kind], tuple[str, str]]:
     """Colour and ink of every stage's kinds: a stage further along on its rank is lighter."""
     schedule = trace.schedule
     styles = {}
