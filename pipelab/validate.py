@@ -60,27 +60,45 @@ def _misplaced(schedule: Schedule) -> list[str]:
 
 
 def _incomplete(schedule: Schedule) -> list[str]:
-    reasons = []
-    count = Counter(action for order in schedule.ranks for action in order)
-    if len(count) != schedule.num_actions:
-        reasons += [f"{action} appears {times} times" for action, times in sorted(count.items()) if times > 1]
-    for stage in range(schedule.num_stages):
-        rank = schedule.placement[stage]
-        for microbatch in range(schedule.num_microbatches):
-            f, b, i, w = (Action(stage, kind, microbatch) in count for kind in (Kind.F, Kind.B, Kind.I, Kind.W))
-            if not f:
-                reasons.append(f"rank {rank}: {stage}F{microbatch} is missing")
-            if b and (i or w):
-                extra = " and ".join(f"{stage}{kind}{microbatch}" for kind, has in (("I", i), ("W", w)) if has)
-                reasons.append(
-                    f"rank {rank}: {stage}B{microbatch} and {extra}: B is I and W together, so write one or the other"
-                )
-            elif not b and not i and not w:
-                reasons.append(f"rank {rank}: {stage}B{microbatch} is missing")
-            elif not b and not (i and w):
-                has, lacks = ("I", "W") if i else ("W", "I")
-                why = f"{stage}{has}{microbatch} is there, so this backward is split"
-                reasons.append(f"rank {rank}: {stage}{lacks}{microbatch} is missing ({why})")
+    """Reasons for every stage and micro-batch whose set of kinds is not F and B, or F, I and W."""
+    seen = bytearray(schedule.num_stages * schedule.num_microbatches)
+    doubled: Counter[Action] = Counter()
+    for order in schedule.ranks:
+        for action in order:
+            stage, kind, microbatch = action
+            if 0 <= stage < schedule.num_stages and 0 <= microbatch < schedule.num_microbatches:
+                place = stage * schedule.num_microbatches + microbatch
+                if seen[place] & _BIT[kind]:
+                    doubled[action] += 1
+                seen[place] |= _BIT[kind]
+    reasons = [f"{action} appears {1 + more} times" for action, more in sorted(doubled.items())]
+    for place, kinds in enumerate(seen):
+        if kinds & ~_BIT[Kind.U] not in _COMPLETE:
+            stage, microbatch = divmod(place, schedule.num_microbatches)
+            has = {kind for kind in Kind if kinds & _BIT[kind]}
+            where = f"rank {schedule.placement[stage]}"
+            reasons += [f"{where}: {reason}" for reason in _lacks(stage, microbatch, has)]
+    return reasons
+
+
+_BIT = {kind: 1 << place for place, kind in enumerate(Kind)}
+_COMPLETE = (_BIT[Kind.F] | _BIT[Kind.B], _BIT[Kind.F] | _BIT[Kind.I] | _BIT[Kind.W])
+
+
+def _lacks(stage: int, microbatch: int, has: set[Kind]) -> list[str]:
+    """What is wrong with the kinds that one stage `has` for one micro-batch."""
+    reasons = [] if Kind.F in has else [f"{stage}F{microbatch} is missing"]
+    halves = [kind for kind in (Kind.I, Kind.W) if kind in has]
+    if Kind.B in has and halves:
+        extra = " and ".join(f"{stage}{kind}{microbatch}" for kind in halves)
+        reasons.append(f"{stage}B{microbatch} and {extra}: B is I and W together, so write one or the other")
+    elif Kind.B not in has and not halves:
+        reasons.append(f"{stage}B{microbatch} is missing")
+    elif len(halves) == 1:
+        (half,) = halves
+        other = Kind.W if half is Kind.I else Kind.I
+        why = f"{stage}{half}{microbatch} is there, so this backward is split"
+        reasons.append(f"{stage}{other}{microbatch} is missing ({why})")
     return reasons
 
 
