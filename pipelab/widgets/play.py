@@ -40,11 +40,22 @@ class Player(Stored, W.VBox):  # type: ignore[misc]  # ipywidgets has no types
         places = [(math.ceil((t - trace.start) / trace.makespan * _TICKS - 1e-6), t) for t in self.film.events]
         self._event_at = dict(places)
         self.scrub = W.IntSlider(
-            min=0, max=_TICKS, description="time", readout=False, layout={"width": "26em", "max_width": "98%"}
+            min=0,
+            max=_TICKS,
+            description="time",
+            readout=False,
+            style={"description_width": "4em"},
+            layout={"width": "22em", "max_width": "98%"},
         )
-        self.speed = W.Dropdown(options=_SPEEDS, value=1.0, description="speed", layout={"width": "11em"})
-        self.back = W.Button(description="step back", icon="step-backward", layout={"width": "9em"})
-        self.forward = W.Button(description="step forward", icon="step-forward", layout={"width": "9em"})
+        self.speed = W.Dropdown(
+            options=list(_SPEEDS.items()),
+            value=1.0,
+            description="speed",
+            layout={"width": "9em"},
+            style={"description_width": "4em"},
+        )
+        self.back = W.Button(description="step back", icon="step-backward", layout={"width": "auto"})
+        self.forward = W.Button(description="step forward", icon="step-forward", layout={"width": "auto"})
         self.clock = W.Play(min=0, max=_TICKS, interval=_FRAME_MS, step=self._step())
         W.jslink((self.clock, "value"), (self.scrub, "value"))  # in the browser: no round trip for the clock
         picture, self.cursor = W.HTML(), W.HTML()
