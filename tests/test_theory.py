@@ -124,6 +124,14 @@ def test_theory_bubble_over_ideal_time_has_another_denominator(case):
     assert theory.bubble_fraction(name, **sizes) == pytest.approx(over_ideal / (1 + over_ideal), abs=1e-12)
 
 
+@given(st.integers(1, 7), st.integers(1, 28), st.data())
+def test_theory_uneven_bubble_fraction_is_the_simulators(p, m, data):
+    F = data.draw(st.lists(st.integers(1, 20), min_size=p, max_size=p))
+    trace = pl.simulate(pl.gpipe(p, m), pl.Costs(F=F, B=[2 * f for f in F]))
+    slowest = Fraction(max(F) * p, sum(F))
+    assert theory.uneven_bubble_fraction(p=p, m=m, x=slowest) == pytest.approx(trace.bubble_fraction, abs=1e-12)
+
+
 # --- outside it -----------------------------------------------------------------------------------------------------
 
 OUTSIDE = [

@@ -29,7 +29,7 @@ from pipelab.theory.accounting import (
     weight_versions,
 )
 from pipelab.theory.formula import Family, Formula
-from pipelab.theory.letters import B, F, I, L, N, O, S, T, W, a, b, c, d, e, g, h, i, m, n, o, p, r, s, t, v, w
+from pipelab.theory.letters import B, F, I, L, N, O, S, T, W, a, b, c, d, e, g, h, i, m, n, o, p, r, s, t, v, w, x
 from pipelab.theory.schedules import (
     bubble_fraction,
     bubble_over_ideal,
@@ -40,6 +40,7 @@ from pipelab.theory.schedules import (
     messages,
     microbatches_for,
     peak_activations,
+    uneven_bubble_fraction,
 )
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "bubble_fraction",
     "bubble_rate",
     "bubble_over_ideal",
+    "uneven_bubble_fraction",
     "microbatches_for",
     "peak_activations",
     "messages",
@@ -82,6 +84,7 @@ __all__ = [
     "c",
     "O",
     "w",
+    "x",
     "T",
     "o",
     "N",

@@ -30,6 +30,7 @@ I = _amount("I", "time of the input-gradient half of B")  # noqa: E741  the fiel
 W = _amount("W", "time of the weight-gradient half of B")
 O = _amount("O", "time of a forward and a backward of one stage that run as one overlapped block")  # noqa: E741
 c = _amount("c", "one-way delay of a hop between ranks")
+x = _amount("x", "time of the slowest stage over the mean of all stages")
 w = _amount("w", "part of an activation that is kept from I to W")
 
 T = _amount("T", "time of a whole mini-batch on one rank, forward and backward")

@@ -12,7 +12,7 @@ from sympy import And, Eq, Expr, Max, Min, Mod, Or, Piecewise, ceiling, floor
 
 from pipelab.errors import FormulaError
 from pipelab.theory.formula import Formula, exact_number, family
-from pipelab.theory.letters import B, F, I, O, W, c, m, p, r, v, w
+from pipelab.theory.letters import B, F, I, O, W, c, m, p, r, v, w, x
 
 GPIPE = "Huang et al. 2019, arXiv 1811.06965, section 2.3"
 MEGATRON = "Narayanan et al. 2021, arXiv 2104.04473, section 2.2"
@@ -133,6 +133,13 @@ bubble_over_ideal = family(
         "one_f_one_b": ((p - 1) / m, MEGATRON),
         "interleaved": ((p - 1) / (m * v), MEGATRON, Eq(Mod(m, p), 0)),
     },
+)
+
+uneven_bubble_fraction = Formula(
+    "bubble_fraction of gpipe with unequal stages, one of them the slowest in both directions",
+    1 - m / (p + (m - 1) * x),
+    DERIVED,
+    And(x >= 1, x <= p),
 )
 
 # in micro-batches of a whole rank, on rank r or on the rank that keeps most; w of one (1 unless given) is kept until W
