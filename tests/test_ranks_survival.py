@@ -16,7 +16,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 pytestmark = [
-    pytest.mark.timeout(90),
+    pytest.mark.timeout(180),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc"),
 ]
 
@@ -36,14 +36,14 @@ class Kernel:
         self.client.start_channels()
         self.client.wait_for_ready(timeout=30)
 
-    def run(self, code: str, timeout_s: float = 30) -> str:
+    def run(self, code: str, timeout_s: float = 60) -> str:
         """Run a cell; what it printed and, after "!", the error that it ended with."""
         return self.wait_for(self.begin(code), timeout_s)
 
     def begin(self, code: str) -> str:
         return str(self.client.execute(code))
 
-    def wait_for(self, cell: str, timeout_s: float = 30) -> str:
+    def wait_for(self, cell: str, timeout_s: float = 60) -> str:
         text, deadline = "", time.monotonic() + timeout_s
         while True:
             message: dict[str, Any] = self.client.get_iopub_msg(timeout=max(0.0, deadline - time.monotonic()))

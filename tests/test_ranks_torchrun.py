@@ -66,7 +66,7 @@ def test_ranks_adopt_the_processes_of_torchrun(tmp_path: Path) -> None:
 def test_ranks_refuse_another_number_than_torchrun_started(tmp_path: Path) -> None:
     code, _, err, _ = torchrun(tmp_path, "too many")
     assert code != 0
-    assert "SizeError: Ranks(4) was asked for under torchrun, which started 3: say Ranks()" in err
+    assert "Ranks(4) was asked for, but by WORLD_SIZE in the environment torchrun started 3 processes" in err
 
 
 @pytest.mark.parametrize("culprit", [0, 2])

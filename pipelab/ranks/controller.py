@@ -50,7 +50,7 @@ class Ranks:
         if process.inside_rank():
             raise EngineError("Ranks were asked for inside a rank; start them from the notebook or the script")
         self.timeout = _seconds(timeout)
-        self.live = live
+        self._live = live
         self.generation = 0
         self._busy = threading.Lock()
         self._closed = False
@@ -61,8 +61,8 @@ class Ranks:
             self.num_ranks = torchrun.world_size()
             if num_ranks is not None and positive_integer("num_ranks", num_ranks) != self.num_ranks:
                 raise SizeError(
-                    f"Ranks({num_ranks}) was asked for under torchrun, which started {self.num_ranks}: "
-                    f"say Ranks(), or start torchrun with --nproc-per-node {num_ranks}"
+                    f"Ranks({num_ranks}) was asked for, but by WORLD_SIZE in the environment torchrun started "
+                    f"{self.num_ranks} processes: say Ranks(), or torchrun --nproc-per-node {num_ranks}"
                 )
             self.backend = _choose_backend(torchrun.local_world_size(), backend)
             self._crew.append(torchrun.Crew(self.backend))
@@ -113,7 +113,10 @@ class Ranks:
             self._ensure_started()
 
     def close(self) -> None:
-        """End all processes and leave nothing behind. Can be called twice; no call is possible after it."""
+        """End all processes, with their files. Can be called twice; no call is possible after it.
+
+        The fork server, which makes the next `Ranks` start in a fraction of a second, ends with the notebook.
+        """
         self._closed = True
         self._finalizer()
 
@@ -149,7 +152,7 @@ class Ranks:
             if self._adopted:
                 raise EngineError("a call failed, and only torchrun can start its processes again")
             _end(self._crew, os.getpid())
-            self._crew.append(Pool(self.num_ranks, self.backend, self._method, live=self.live))
+            self._crew.append(Pool(self.num_ranks, self.backend, self._method, live=self._live))
             self.generation += 1
         return self._crew[0]
 

@@ -74,7 +74,7 @@ def dump_call(fn: Callable[..., object], args: Sequence[object], kwargs: Mapping
         raise RankError(
             f"{_name(fn)} cannot be sent to the ranks, because {culprit} cannot be pickled: {error}. "
             "Make that value inside the function, or pass what it is made from."
-        ) from error
+        ) from None
 
 
 def _parts(fn: object, args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[tuple[str, object]]:
