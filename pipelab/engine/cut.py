@@ -66,7 +66,7 @@ def _layers(model: nn.Module) -> dict[str, nn.Module]:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.device.type != "cpu":
             raise EngineError(f"{name} is on {tensor.device}; give the pipeline the model on the CPU")
-    return dict(model.named_children())
+    return dict(model._modules)  # named_children() leaves out a layer's second place
 
 
 def _check(slices: Sequence[slice], num_stages: int, num_layers: int) -> None:

@@ -43,14 +43,13 @@ class Pace:
         if self._plain or self._free == _LONG_AGO:  # [4], or the pipeline's first action, which sets the clock for all
             self._free = max(self._free, time.monotonic())
 
-    def end(self, action: Action, recompute: bool = False) -> float:
-        """Sleep until the deadline of `action`; how late it is then, in seconds."""
-        kind = Kind.F if recompute else action.kind
-        self._free += self._duration[kind][action.stage]  # [3]
+    def end(self, action: Action) -> float:
+        """Sleep until the deadline of `action`, and return that."""
+        self._free += self._duration[action.kind][action.stage]  # [3]
         remaining = self._free - time.monotonic()
         if remaining > 0:
             time.sleep(remaining)
-        return time.monotonic() - self._free
+        return self._free
 
     def stamp(self, action: Action, peer: int) -> float:
         """When what `action` has just made comes to rank `peer`."""  # [1]

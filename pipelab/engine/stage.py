@@ -28,13 +28,14 @@ class Stage:
         seed: int = 0,
         finish: Callable[[Any, int], Any] | None = None,
     ) -> None:
+        self.remat = remat != "none"
         numbered = list(enumerate(layers, start=first))
         length = {"none": len(numbered), "stage": len(numbered), "layer": 1}.get(str(remat)) or int(remat)
         starts = range(0, len(numbered), length)
         self.segments = [
             Segment(
                 numbered[start : start + length],
-                remat=remat != "none",
+                remat=self.remat,
                 seed=seed,
                 finish=finish if start == starts[-1] else None,
             )
@@ -53,13 +54,13 @@ class Stage:
         return value
 
     @property
-    def recomputes(self) -> bool:
-        """Whether the second forward is one piece before B or I, not many pieces within it."""
-        return len(self.segments) == 1 and self.segments[0].remat
+    def in_one_piece(self) -> bool:
+        """Whether a second forward is one piece before B or I, and not several pieces within it."""
+        return len(self.segments) == 1
 
     def recompute(self, microbatch: int) -> None:
-        """The second forward, where it is one piece."""
-        if self.recomputes:
+        """The second forward, where it is in one piece; otherwise each piece runs just before its own backward."""
+        if self.in_one_piece:
             self.segments[0].recompute(microbatch)
 
     def backward(self, microbatch: int, gradients: Gradients) -> Gradients:

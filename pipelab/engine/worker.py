@@ -68,8 +68,8 @@ class Worker:
                 self.channel.send(action, made.pop(action), instruction.peer, stamp)
             else:
                 doing(str(action))
-                if self.stages[action.stage].recomputes and action.kind in (Kind.B, Kind.I):
-                    self._timed(action, None, recompute=True)
+                if action.kind in (Kind.B, Kind.I) and self.stages[action.stage].remat:
+                    self._recompute(action)
                 result = self._timed(action, self._read(action, made))
                 if result is not None:
                     made[action] = result
@@ -89,21 +89,29 @@ class Worker:
             self.pace.value_comes(delivery.stamp)
         return delivery.value
 
+    def _recompute(self, action: Action) -> None:
+        """The second forward, as soon as the rank is free, whether or not the gradient has come."""
+        stage = self.stages[action.stage]
+        if stage.in_one_piece or self.pace:  # otherwise it is part of the backward
+            again = action._replace(kind=Kind.F)
+            self._timed(again, None, recompute=True)
+
     def _timed(self, action: Action, value: Value | None, recompute: bool = False) -> Value | None:
-        result = None
+        """Do it and note the time; on an emulated accelerator it ends no earlier than its deadline."""
         if self.pace:
             self.pace.begin()
         start = time.monotonic()
-        if recompute:
-            self.stages[action.stage].recompute(action.microbatch)
-        else:
-            result = self._compute(action, value)
-        late = self.pace.end(action, recompute) if self.pace else 0.0
-        self.timings.append(Timing(action, start, time.monotonic(), recompute, late))
+        result = self._compute(action, value, recompute)
+        deadline = self.pace.end(action) if self.pace else None
+        end = time.monotonic()
+        self.timings.append(Timing(action, start, end, recompute, 0.0 if deadline is None else end - deadline))
         return result
 
-    def _compute(self, action: Action, value: Value | None) -> Value | None:
+    def _compute(self, action: Action, value: Value | None, recompute: bool) -> Value | None:
         stage, microbatch = self.stages[action.stage], action.microbatch
+        if recompute:
+            stage.recompute(microbatch)
+            return None
         if action.kind is Kind.F:
             assert value is not None
             return stage.forward(microbatch, value) if self.training else wrap(stage.predict(unwrap(value)))
