@@ -30,6 +30,7 @@ from pipelab.trace import Span, Trace
 
 _WIDTH_IN, _DPI = 10.0, 100
 _LEFT_IN, _RIGHT_IN, _TOP_IN, _BOTTOM_IN = 0.72, 0.62, 0.5, 0.95  # around the bars; the top once more between two axes
+_GAP_IN = 0.3  # at least, between the headline and the numbers beside it
 _HALF = 0.42  # half a bar's height, in rows
 _FONTS = (9.0, 8.0, 7.0, 6.0)  # points; a number that does not fit in the last is left out
 _MOST_BARS = 10_000  # more than 10 inches at 100 dpi can tell apart; a cell should not wait seconds for a picture
@@ -152,11 +153,14 @@ def new_axes(rows: Sequence[int], figure: Figure | None = None) -> list[Axes]:
 
 
 def titles(ax: Axes, left: str, right: str) -> None:
-    """The headline, and the numbers beside it; below it where the axes are narrow."""
-    if 0.088 * len(left) + 0.069 * len(right) > ax.get_window_extent().width / ax.figure.dpi:  # inches a letter
-        left, right = f"{left}\n{right}", ""
-    ax.set_title(left, loc="left", fontsize=11 if right else 9.5, fontweight="bold" if right else "normal")
-    ax.set_title(right, loc="right", fontsize=9.5)
+    """The headline, and the numbers beside it; below it where they would touch."""
+    texts = (
+        ax.set_title(left, loc="left", fontsize=11, fontweight="bold"),
+        ax.set_title(right, loc="right", fontsize=9.5),
+    )
+    if sum(text.get_window_extent().width for text in texts) + _GAP_IN * ax.figure.dpi > ax.get_window_extent().width:
+        ax.set_title(f"{left}\n{right}", loc="left", fontsize=9.5, fontweight="normal")
+        ax.set_title("", loc="right")
 
 
 def frame(ax: Axes, num_ranks: int, longest: float, unit: str) -> None:

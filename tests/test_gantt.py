@@ -23,7 +23,7 @@ from pipelab.costs import Costs
 from pipelab.errors import CostError, SizeError
 from pipelab.gantt import gantt, gantt_compare, gantt_png
 from pipelab.schedule import Schedule
-from pipelab.schedules import gpipe, one_f_one_b, pipedream
+from pipelab.schedules import gpipe, interleaved, one_f_one_b, pipedream
 from pipelab.simulate import simulate
 from pipelab.trace import Trace
 
@@ -126,6 +126,14 @@ def test_gantt_says_which_schedule_what_made_it_and_how_much_is_idle() -> None:
 
 def test_gantt_says_how_many_stages_a_rank_holds() -> None:
     assert gantt(simulate(VIRTUAL)).get_title(loc="left") == "virtual, 2 ranks × 2 stages, 2 micro-batches: simulated"
+
+
+def test_gantt_headline_and_numbers_never_touch() -> None:
+    # by an estimate of their widths, this pair fitted side by side with nothing between them
+    for schedule in (interleaved(4, 8, 2), gpipe(4, 8), one_f_one_b(16, 64)):
+        ax = gantt(simulate(schedule))
+        left, right = (ax.set_title(ax.get_title(loc=side), loc=side).get_window_extent() for side in ("left", "right"))
+        assert left.x1 + 10 < right.x0 or not ax.get_title(loc="right")
 
 
 def test_gantt_idle_shares_are_each_ranks_own() -> None:
