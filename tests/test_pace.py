@@ -71,6 +71,15 @@ def test_pace_never_ends_before_its_deadline(ranks_of: RanksOf) -> None:
     assert trace.makespan >= pl.simulate(schedule, EVEN).makespan - 0.001
 
 
+@pytest.mark.parametrize("clock", ["anchored", "plain"])
+def test_pace_shows_a_slow_wire_as_waiting(clock: str, ranks_of: RanksOf) -> None:
+    """The real message is there at once. A span that began with it would hide the wire in the action: no bubble."""
+    costs = pl.Costs(F=0.003, B=0.004, comm=0.01)
+    trace = run(pl.gpipe(2, 3), ranks_of(2), costs, clock=clock).trace
+    times = {kind: stages[0] for kind, stages in costs.per_stage(2).items()}
+    assert all(span.start >= span.end - span.late - times[span.action.kind] - 1e-6 for span in trace.spans)
+
+
 def test_pace_plain_clock_gives_every_action_its_time(ranks_of: RanksOf) -> None:
     """Nothing starts before it really can, and then takes its whole time."""
     result = run(pl.one_f_one_b(2, 4), ranks_of(2), EVEN, clock="plain")

@@ -39,16 +39,15 @@ class Pace:
         self._free = max(self._free, stamp)  # [2]
 
     def begin(self) -> None:
-        """The next action starts."""
+        """The next action starts: wait for its value, where that is still on an emulated wire."""
+        _sleep_until(self._free)
         if self._plain or self._free == _LONG_AGO:  # [4], or the pipeline's first action, which sets the clock for all
             self._free = max(self._free, time.monotonic())
 
     def end(self, action: Action) -> float:
         """Sleep until the deadline of `action`, and return that."""
         self._free += self._duration[action.kind][action.stage]  # [3]
-        remaining = self._free - time.monotonic()
-        if remaining > 0:
-            time.sleep(remaining)
+        _sleep_until(self._free)
         return self._free
 
     def stamp(self, action: Action, peer: int) -> float:
@@ -59,3 +58,9 @@ class Pace:
         leaves = max(self._free, self._wire_free[peer]) + size / self._comm.bytes_per_s
         self._wire_free[peer] = leaves
         return leaves + self._comm.latency_s
+
+
+def _sleep_until(moment: float) -> None:
+    remaining = moment - time.monotonic()
+    if remaining > 0:
+        time.sleep(remaining)
