@@ -135,8 +135,8 @@ def test_gantt_says_how_many_stages_a_rank_holds() -> None:
 
 
 def test_gantt_headline_and_numbers_never_touch() -> None:
-    # by an estimate of their widths, this pair fitted side by side with nothing between them
-    for schedule in (interleaved(4, 8, 2), gpipe(4, 8), one_f_one_b(16, 64)):
+    # by an estimate of their widths, the first pair was put side by side with nothing between the two
+    for schedule in (interleaved(8, 32, 2), gpipe(4, 8), one_f_one_b(16, 64)):
         ax = gantt(simulate(schedule))
         numbers = ax.get_title(loc="right")
         if numbers:
