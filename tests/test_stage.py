@@ -158,7 +158,7 @@ def in_pipeline_order(stage: Stage, inputs: list[Tensor], kinds: str, *, wants: 
     """All forwards, then all B, or all I and then all W. In between, others draw random numbers."""
     outputs, gradients = [], []
     for microbatch, x in enumerate(inputs):
-        value = Value(b"", [x.clone()], [wants])
+        value = Value(b"tensor", [x.clone()], [wants])
         made = stage.forward(microbatch, value)
         outputs.append((unwrap(made), made.wants_gradient))
         torch.rand(3)
@@ -224,10 +224,10 @@ def test_stage_passes_by_what_got_no_gradient() -> None:
     model = nn.Sequential(ToDict())
     stage = Stage(list(model))
     x = torch.randn(4, 6)
-    stage.forward(0, Value(b"", [x], [True]))
+    stage.forward(0, Value(b"tensor", [x.clone()], [True]))
     assert stage.backward(0, [None, None]) == [None]
     assert model[0].layer.weight.grad is None
-    stage.forward(1, Value(b"", [x.clone()], [True]))
+    stage.forward(1, Value(b"tensor", [x.clone()], [True]))
     (gradient,) = stage.backward(1, [None, torch.ones(4, 6)])  # through the skip connection alone
     assert torch.equal(gradient, torch.ones(4, 6))
     assert model[0].layer.weight.grad is None
@@ -237,7 +237,7 @@ def test_stage_splits_the_work_of_i_and_w() -> None:
     """I touches no weight, W gives each its gradient."""
     model = made("linear")
     stage = Stage(list(model))
-    stage.forward(0, Value(b"", [torch.randn(4, 6)], [True]))
+    stage.forward(0, Value(b"tensor", [torch.randn(4, 6)], [True]))
     (gradient,) = stage.backward_input(0, [torch.ones(4, 6)])
     assert gradient is not None
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -283,7 +283,7 @@ def test_stage_keeps_no_more_than_its_remat_says(remat: str | int, between: int,
     model = nn.Sequential(*[nn.Linear(100, 100) for _ in range(8)])
     stage = Stage(list(model), remat=remat)
     with LiveBytes() as memory:
-        stage.forward(0, Value(b"", [torch.randn(1000, 100)], [True]))
+        stage.forward(0, Value(b"tensor", [torch.randn(1000, 100)], [True]))
         assert memory.live / unit == pytest.approx(between, abs=0.1)
         memory.reset_peak()
         stage.backward(0, [torch.ones(1000, 100)])
@@ -295,7 +295,7 @@ def test_stage_lets_go_of_an_output_once_it_is_sent() -> None:
     stage = Stage([nn.Linear(100, 100)])
     x = torch.randn(1000, 100)
     with LiveBytes() as memory:
-        output = stage.forward(0, Value(b"", [x], [True]))
+        output = stage.forward(0, Value(b"tensor", [x], [True]))
         assert memory.live >= 400_000
         del output
         assert memory.live < 1000

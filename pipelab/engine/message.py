@@ -57,13 +57,16 @@ class _Unwrapper(pickle.Unpickler):
         return self.tensors[number]
 
 
-_ONE_TENSOR = b""  # the structure of the commonest value
+# The structures of what travels all the time: a tensor going forward, a list of gradients coming back.
+_TENSOR, _TENSORS = b"tensor", b"tensors"
 
 
 def wrap(content: Any) -> Value:
     """Take anything apart. Raises EngineError where it holds something that cannot be pickled."""
     if isinstance(content, Tensor):
-        return Value(_ONE_TENSOR, (content,), (content.requires_grad,))
+        return Value(_TENSOR, [content], (content.requires_grad,))
+    if type(content) is list and all(isinstance(item, Tensor) for item in content):
+        return Value(_TENSORS, content, tuple([tensor.requires_grad for tensor in content]))
     stream = io.BytesIO()
     wrapper = _Wrapper(stream)
     try:
@@ -78,8 +81,10 @@ def wrap(content: Any) -> Value:
 
 def unwrap(value: Value) -> Any:
     """The content again, with the value's tensors in the holes."""
-    if value.structure == _ONE_TENSOR:
+    if value.structure == _TENSOR:
         return value.tensors[0]
+    if value.structure == _TENSORS:
+        return list(value.tensors)
     return _Unwrapper(value).load()
 
 
@@ -90,7 +95,7 @@ def copied(value: Value) -> Value:
 
 def payload_bytes(value: Value) -> int:
     """Bytes of the tensors alone."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in value.tensors)
+    return sum([tensor.nbytes for tensor in value.tensors])
 
 
 # --- bytes ----------------------------------------------------------------------------------------------------------

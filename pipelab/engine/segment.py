@@ -27,31 +27,40 @@ Gradients = Sequence[Tensor | None]
 Buffers = dict[tuple[nn.Module, str], Tensor]
 
 
-class Entry(torch.autograd.Function):
-    """Where a value enters the graph of a segment, and where its gradient comes out.
-
-    The tensor itself becomes the result, neither as a leaf nor as a view, so that a first layer may write into it.
-    All entries hang on one `anchor`, so that I can ask for the paths that lead there.
-    """
+class _Through(torch.autograd.Function):
+    """Makes `tensor` itself a result of autograd, that is, no leaf, and gives its gradient to `door`."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, tensor: Tensor, gradients: list[Tensor | None], place: int) -> Tensor:
-        ctx.gradients, ctx.place = gradients, place
+    def forward(ctx: Any, reach: Tensor, tensor: Tensor, door: Door) -> Tensor:
+        ctx.door = door
         ctx.mark_dirty(tensor)
         return tensor
 
     @staticmethod
     def backward(ctx: Any, *gradient: Tensor) -> tuple[None, ...]:
-        ctx.gradients[ctx.place] = gradient[0]
-        return None, None, None, None
+        ctx.door.grad = gradient[0]
+        return None, None, None
+
+
+class Door:
+    """Where a tensor enters a graph whose first layer writes into it, which autograd forbids for a leaf."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.reach = torch.empty(0, requires_grad=True)  # the paths that lead here are those that lead to the tensor
+        self.grad: Tensor | None = None
+        _Through.apply(self.reach, tensor, self)  # type: ignore[no-untyped-call]
 
 
 class Graph(NamedTuple):
-    """What F leaves: edges in place of the outputs, whose memory is free once they are sent."""
+    """What F leaves: edges in place of the outputs, whose memory is free once they are sent, and the inputs' ends."""
 
     outputs: list[GradientEdge]
-    anchor: Tensor
-    input_gradients: list[Tensor | None]  # filled by B or I, one for each tensor that wants one
+    inputs: Sequence[Tensor | Door]
+
+    @property
+    def input_gradients(self) -> list[Tensor | None]:
+        """What has come out there: one gradient for each tensor that wants one."""
+        return [end.grad for end in self.inputs]
 
 
 class Segment:
@@ -75,6 +84,7 @@ class Segment:
         self.seed = seed
         self.step = 0
         self._finish = finish
+        self._writes: bool | None = None  # whether the first layer writes into its input: the first forward shows it
         self._modules = [module for _, layer in layers for module in layer.modules()]
         self._weights = [w for w in nn.ModuleList(layer for _, layer in layers).parameters() if w.requires_grad]
         self._inputs: dict[int, tuple[Value, Buffers]] = {}  # by micro-batch: from F to its second run,
@@ -113,8 +123,9 @@ class Segment:
         """I: as B, but leaves the weights to W, for which it keeps the graph."""
         self.recompute(microbatch)
         graph = self._graphs.pop(microbatch)
-        if graph.input_gradients:
-            _walk(graph, gradients, inputs=[graph.anchor], retain_graph=True)  # [3]
+        if graph.inputs:
+            ends = [end.reach if isinstance(end, Door) else end for end in graph.inputs]
+            _walk(graph, gradients, ends, keep=True)  # [3]
         self._halves[microbatch] = graph, gradients
         return graph.input_gradients
 
@@ -122,7 +133,7 @@ class Segment:
         """W."""
         graph, gradients = self._halves.pop(microbatch)
         if self._weights:
-            _walk(graph, gradients, inputs=self._weights)  # [4]
+            _walk(graph, gradients, self._weights)  # [4]
 
     @property
     def empty(self) -> bool:
@@ -130,18 +141,19 @@ class Segment:
         return not (self._inputs or self._graphs or self._halves)
 
     def _build(self, microbatch: int, value: Value) -> tuple[Graph, Value]:
-        anchor = torch.empty(0, requires_grad=True)
         wanting = [tensor for tensor, wants in zip(value.tensors, value.wants_gradient, strict=True) if wants]
-        gradients: list[Tensor | None] = [None] * len(wanting)
-        for place, tensor in enumerate(wanting):
-            Entry.apply(anchor, tensor, gradients, place)  # type: ignore[no-untyped-call]
+        inputs = [tensor.requires_grad_() if self._writes is False else Door(tensor) for tensor in wanting]
+        versions = [tensor._version for tensor in wanting]
         content = unwrap(value)
         for number, layer in self.layers:
             _seed(self.seed, self.step, number, microbatch)
             content = layer(content)
+        if self._writes is None and wanting:
+            self._writes = versions != [tensor._version for tensor in wanting]
         made = wrap(content if self._finish is None else self._finish(content, microbatch))
         outputs = [get_gradient_edge(t) for t, wants in zip(made.tensors, made.wants_gradient, strict=True) if wants]
-        return Graph(outputs, anchor, gradients), made._replace(tensors=[tensor.detach() for tensor in made.tensors])
+        outside = Value(made.structure, [tensor.detach() for tensor in made.tensors], made.wants_gradient)
+        return Graph(outputs, inputs), outside
 
     def _buffers(self) -> Buffers:
         return {(m, name): b for m in self._modules for name, b in m._buffers.items() if b is not None}
@@ -159,14 +171,16 @@ class Segment:
                 module._buffers[name] = buffer
 
 
-def _walk(
-    graph: Graph, gradients: Gradients, inputs: Sequence[Tensor] | None = None, retain_graph: bool = False
-) -> None:
-    """Backward from those outputs that have a gradient."""
+def _walk(graph: Graph, gradients: Gradients, to: Sequence[Tensor] = (), keep: bool = False) -> None:
+    """Backward from those outputs that have a gradient, along all paths or those that lead `to` these leaves.
+
+    It is what `torch.autograd.backward` does after it has checked shapes, which here takes as long as a small layer.
+    """
     pairs = [(edge, g) for edge, g in zip(graph.outputs, gradients, strict=True) if g is not None]
     if pairs:
         edges, known = zip(*pairs, strict=True)
-        torch.autograd.backward(edges, known, retain_graph=retain_graph, inputs=inputs)
+        engine = torch.autograd.Variable._execution_engine
+        engine.run_backward(edges, known, keep, False, tuple(to), allow_unreachable=True, accumulate_grad=True)
 
 
 def _seed(*numbers: int) -> None:
