@@ -27,7 +27,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
     "memory": ("peak_activations", "memory_curve"),
     "schedules": (
         *("SCHEDULES", "naive", "gpipe", "one_f_one_b", "interleaved", "breadth_first", "zb_h1", "zb_h2", "pipedream"),
-        *("zb_v", "v_half", "v_min", "dualpipe_v"),
+        *("zb_v", "v_half", "v_min", "dualpipe_v", "search"),
     ),
     "partition": ("partition_layers", "Partition"),
     "lower": ("lower", "validate_program", "Program"),
@@ -37,7 +37,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
     "engine": ("Pipeline", "StepResult"),
     "gantt": ("gantt", "gantt_compare"),
     "plots": ("memory_plot", "bubble_plot"),
-    "widgets": ("explore", "play"),
+    "widgets": ("explore", "play", "build"),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 _MODULES = ("data", "models", "theory")

@@ -18,9 +18,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 Block = tuple[float, ...]  # the slot of micro-batch 0 at each station
-Wish = tuple[
-    tuple[int, ...], ...
-]  # for every rank, its stations in the order in which it would like to work; W not said
+Wish = tuple[tuple[int, ...], ...]  # each rank's stations, in the order in which it would like to work; without W
 
 
 def stations(placement: tuple[int, ...]) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ times and a memory limit. Whenever a rank is free, it
 
     [1] starts the next station of its wish, if what that needs is there (and, for an F, room to keep its output),
     [2] else lets another station overtake, if `overtaking` allows that,
-    [3] else does a W, if one is due and it fits into the wait (see `patience`), or if an F waits for room,
+    [3] else does a W, if one is due and it fits into the wait (see `patience` and `fair`), or if an F waits for room,
     [4] else waits until a message comes.
 
 A rank knows when a message will come as soon as its sender has begun. Nothing is random and nothing is taken back, so
@@ -27,7 +27,7 @@ from pipelab.action import Action, Kind
 from pipelab.schedules._block import Wish, stations
 
 Overtaking = Literal["never", "backward", "ramps", "always"]
-_HAIR = 1e-9  # of a unit; sums of shares and of times are only that exact
+_HAIR = 1e-10  # relative; sums of times and of shares are at least that exact
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,10 @@ class Task:
     @cached_property
     def delay(self) -> tuple[float, ...]:
         """From the end of each station's action to where and when the next station may begin."""
-        where = stations(self.placement)
-        hop = (*self.hop, 0.0, *reversed(self.hop), 0.0)
-        return tuple(d if here != there else 0.0 for d, here, there in zip(hop, where, (*where[1:], where[-1])))
+        held_by = stations(self.placement)
+        hop = (*self.hop, 0.0, *reversed(self.hop))
+        ways = zip(hop, held_by, held_by[1:], strict=False)
+        return (*(0.0 if here == there else delay for delay, here, there in ways), 0.0)
 
     @cached_property
     def work(self) -> tuple[float, ...]:
@@ -109,24 +110,35 @@ class Squeezed:
 
 
 def squeeze(
-    task: Task, wish: Wish, *, overtaking: Overtaking = "never", patience: float = 1.0, give_up_at: float = inf
+    task: Task,
+    wish: Wish,
+    *,
+    overtaking: Overtaking = "never",
+    patience: float = 1.0,
+    fair: bool = False,
+    give_up_at: float = inf,
 ) -> Squeezed | None:
     """The schedule that `wish` becomes; None where it gets stuck, or as soon as it must cost `give_up_at` or more.
 
     `overtaking`: "never" keeps to the wish; "backward" lets an I pass; "ramps" lets F and I pass, but only before a
     rank's first I and after its last F, where a repeated block has holes; "always" lets both pass anywhere. An F passes
     others only if there is room for them, too. Where an F finds no room and no W is due, an I may pass it in any case.
-    `patience`: a W begins if this share of it fits into the wait. 1 delays nobody; 0 never waits while a W is due.
+    `patience`: a W begins if this share of it fits into the wait: 1 delays nobody, 0 never waits while a W is due.
+    `fair`: it also begins where its rank, by waiting, would become the one that has waited longest. (The idea is that
+    of Qi et al. 2023, section 3.1: a wait matters only if no other rank has a longer one.)
     """
-    return _Squeeze(task, wish, overtaking, patience, give_up_at).run()
+    return _Squeeze(task, wish, overtaking, patience, fair, give_up_at).run()
 
 
 class _Squeeze:
     """The state of all ranks while time goes on."""
 
-    def __init__(self, task: Task, wish: Wish, overtaking: Overtaking, patience: float, give_up_at: float) -> None:
+    def __init__(
+        self, task: Task, wish: Wish, overtaking: Overtaking, patience: float, fair: bool, give_up_at: float
+    ) -> None:
         ranks, m = len(wish), task.num_microbatches
-        self.task, self.wish, self.overtaking, self.patience = task, wish, overtaking, patience * (1 - _HAIR)
+        self.task, self.wish, self.overtaking = task, wish, overtaking
+        self.patience, self.fair = patience * (1 - _HAIR), fair
         self.first_back = task.num_stages  # stations below are F, from here on I
         self.arrival = [[inf] * m for _ in range(2 * task.num_stages)]  # when a micro-batch is at a station
         self.arrival[0] = [0.0] * m
@@ -222,7 +234,11 @@ class _Squeeze:
     def w_fits(self, rank: int, wait: float, full: bool) -> bool:
         """[3] Whether a W is due and should run now."""
         due, done = self.due[rank], self.weights[rank]
-        return done < len(due) and (full or wait >= self.patience * self.task.W[due[done]])
+        if done == len(due):
+            return False
+        if full or wait >= self.patience * self.task.W[due[done]]:
+            return True
+        return self.fair and self.idle[rank] + wait > max(self.idle)
 
     def begin(self, rank: int, now: float, station: int) -> None:
         task, k = self.task, self.passed[station]

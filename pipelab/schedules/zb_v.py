@@ -10,7 +10,7 @@ from pipelab.errors import positive_integer
 from pipelab.schedule import Schedule
 from pipelab.schedules._block import v_placement
 
-F, I, W = Kind.F, Kind.I, Kind.W
+F, I, W = Kind.F, Kind.I, Kind.W  # noqa: E741
 
 
 def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:

@@ -1,0 +1,139 @@
+"""Climb: draw a way through the pipeline, squeeze it, and keep every change of the drawing that helps.
+
+A draft is a block, the way of one micro-batch that all others follow, and three rules for squeezing it. There are a few
+simple first drafts; the best of them are changed, one thing at a time, until no change makes them better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import Any, NamedTuple
+
+from pipelab.schedules._block import Block, block, repeat, tight_block
+from pipelab.schedules._squeeze import Overtaking, Squeezed, Task, squeeze
+
+_EFFORT = 400_000  # actions squeezed, about; in tries, not in seconds, so that a search repeats itself
+_FEWEST_TRIES = 100
+_CLIMBS = 5
+
+_OVERTAKING: tuple[Overtaking, ...] = ("never", "backward", "ramps", "always")
+_PATIENCE = (1.0, 0.97, 0.9, 0.6, 0.3, 0.0)
+_LEADS = (1, 2, 1.25, 1.5, 1.75, 2.5, 3, 2 / 3)  # by how many micro-batches a rank is ahead of the next; 1F1B's is 1
+_STEPS = ((1, 1), (3, 2), (2, 1), (1, 2), (2, 2), (3, 1), (3, 3), (4, 2), (5, 1), (6, 6))  # slots to the next, and back
+
+
+class Draft(NamedTuple):
+    """A block and how to squeeze its repetition: what is changed."""
+
+    block: Block
+    overtaking: Overtaking
+    patience: float
+    fair: bool
+
+
+Change = Callable[[Draft], Draft]
+
+
+def climb(task: Task) -> list[Squeezed]:
+    """The tops that are reached from the best few first drafts."""
+    return _Climb(task).run()
+
+
+class _Climb:
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.ranks, self.stages, self.microbatches = len(task.work), task.num_stages, task.num_microbatches
+        self.period = 3 * self.stages // self.ranks  # a slot for F, I and W of each stage of a rank
+        self.tries_left = max(_FEWEST_TRIES, _EFFORT // (3 * self.stages * self.microbatches))
+        self.changes = [*self.other_rules(), *self.other_ways()]
+
+    def run(self) -> list[Squeezed]:
+        best, first = inf, list[tuple[Squeezed, Draft]]()
+        for draft in self.first_drafts():
+            result = self.squeeze(draft, give_up_at=1.1 * best)
+            if result is not None:
+                best = min(best, result.cost)
+                first.append((result, draft))
+        first.sort(key=lambda pair: pair[0].cost)
+        return [self.top(draft, result) for result, draft in first[:_CLIMBS]]
+
+    def top(self, draft: Draft, result: Squeezed) -> Squeezed:
+        """Change after change, keeping those that help, until none does."""
+        helped = True
+        while helped:
+            helped = False
+            for change in self.changes:
+                if self.tries_left <= 0:
+                    return result
+                better = self.squeeze(change(draft), give_up_at=result.cost)
+                if better is not None:
+                    draft, result, helped = change(draft), better, True
+        return result
+
+    def squeeze(self, draft: Draft, give_up_at: float) -> Squeezed | None:
+        self.tries_left -= 1
+        wish = repeat(draft.block, self.task.placement, self.microbatches, self.period)
+        return squeeze(
+            self.task,
+            wish,
+            overtaking=draft.overtaking,
+            patience=draft.patience,
+            fair=draft.fair,
+            give_up_at=give_up_at,
+        )
+
+    # --- where to begin -----------------------------------------------------------------------------------------------
+
+    def first_drafts(self) -> Iterator[Draft]:
+        rules = ((1.0, True), (1.0, False), (0.0, False)) if self.task.split else ((1.0, False),)
+        for way in self.first_ways():
+            for patience, fair in rules:
+                for overtaking in _OVERTAKING[:3]:
+                    yield Draft(way, overtaking, patience, fair)
+
+    def first_ways(self) -> Iterator[Block]:
+        """The same steps all the way: short ones keep little, long ones wait little."""
+        placement = self.task.placement
+        if self.stages == self.ranks:
+            for lead in (*_LEADS, self.microbatches):
+                yield block(placement, down=1, up=self.period * lead - 1)
+        else:
+            for down, up in _STEPS:
+                yield tight_block(placement, down=down, up=up, period=self.period)
+        count = 2 * self.stages
+        yield tuple(self.period * station / count for station in range(count))  # one micro-batch at a time
+
+    # --- what to change -----------------------------------------------------------------------------------------------
+
+    def other_rules(self) -> Iterator[Change]:
+        for overtaking in _OVERTAKING:
+            yield _set(overtaking=overtaking)
+        if self.task.split:
+            yield _set(patience=1.0, fair=True)
+            for patience in _PATIENCE:
+                yield _set(patience=patience, fair=False)
+
+    def other_ways(self) -> Iterator[Change]:
+        """A station, or it and all after it, sooner or later: by a period, and between stages of a rank by a slot."""
+        count = 2 * self.stages
+        for station in range(1, count):
+            for slots in (self.period, -self.period):
+                yield _shift(slice(station, count), slots)
+                if self.stages == self.ranks:
+                    yield _shift(slice(station, station + 1), slots)
+                else:
+                    yield _shift(slice(station, count), slots // self.period)
+
+
+def _set(**rules: Any) -> Change:
+    return lambda draft: draft._replace(**rules)
+
+
+def _shift(stations: slice, slots: int) -> Change:
+    def change(draft: Draft) -> Draft:
+        later = list(draft.block)
+        later[stations] = [slot + slots for slot in later[stations]]
+        return draft._replace(block=tuple(later))
+
+    return change
