@@ -100,6 +100,18 @@ def test_pipeline_measures_memory_where_asked(ranks_of: RanksOf) -> None:
     assert peaks["one_f_one_b"][0] < 0.5 * peaks["gpipe"][0]
 
 
+def test_pipeline_keeps_nothing_of_a_micro_batch_but_its_loss(ranks_of: RanksOf) -> None:
+    """torch's mse_loss returns a scalar in memory for a number a sample: kept until the end, it grew with every one."""
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.Tanh()), torch.randn(1024, 64)
+    peaks = []
+    for count in (4, 8):
+        with pl.Pipeline(
+            model, pl.one_f_one_b(1, count), loss_fn=F.mse_loss, ranks=ranks_of(1), measure_memory=True
+        ) as pipe:
+            peaks.append(pipe.step(x[: 128 * count], x[: 128 * count]).peak_bytes)
+    assert abs(peaks[1][0] - peaks[0][0]) < 128 * 64 * 4
+
+
 def test_pipeline_result_shows_itself(ranks_of: RanksOf) -> None:
     with pl.Pipeline(mlp(), pl.gpipe(2, 4), loss_fn=F.cross_entropy, ranks=ranks_of(2)) as pipe:
         assert repr(pipe) == "<Pipeline of 2 stages on 2 ranks, gpipe: ready>"
