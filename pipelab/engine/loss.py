@@ -73,5 +73,5 @@ def _checked(result: Any) -> tuple[Tensor, float | None]:
             "loss_fn must return a tensor with one number, the mean over the samples, or (sum, count); "
             f"it returned {found}"
         )
-    # a copy, since the scalar that torch's mse_loss returns lies in memory for a number a sample, and stays for the step
+    # a copy: the scalar that torch's mse_loss returns lies in memory for a number a sample, and is kept for the step
     return loss.reshape(()).clone(), None if count is None else float(count)
