@@ -26,12 +26,12 @@ class Grid:
 
     num_ranks: int
     start: float
-    makespan: float
+    longest: float
 
     @classmethod
-    def of(cls, trace: Trace) -> Grid:
-        """The grid of `trace`. Raises CostError where it is empty."""
-        return cls(trace.num_ranks, trace.start, trace.makespan)
+    def of(cls, trace: Trace, until: float = 0.0) -> Grid:
+        """The grid of `trace`, whose axis goes on to `until` where that is later. Raises CostError without spans."""
+        return cls(trace.num_ranks, trace.start, max(trace.makespan, until))
 
     @property
     def row(self) -> int:
@@ -55,23 +55,31 @@ class Grid:
 
     def x(self, time: float) -> float:
         """Where `time` lies on the axis."""
-        return _LEFT + (time - self.start) / self.makespan * (WIDTH - _LEFT - _RIGHT)
+        return _LEFT + (time - self.start) / self.longest * (WIDTH - _LEFT - _RIGHT)
 
     def y(self, rank: int) -> int:
         """The top of `rank`'s bars."""
         return _TOP + self.row * rank + 2
 
 
-def gantt_svg(trace: Trace, *, unit: str | None = None, title: str | None = None, pattern: str = "pl-idle") -> str:
+def gantt_svg(
+    trace: Trace,
+    *,
+    unit: str | None = None,
+    title: str | None = None,
+    pattern: str = "pl-idle",
+    until: float = 0.0,
+    mark: float | None = None,
+) -> str:
     """`trace` as one `<svg>` element, 980 pixels wide; the same text for the same trace.
 
-    `unit` names the time axis, as in `pipelab.gantt`. `pattern` is the hatching's id on the page: a picture that can be
-    hidden needs its own, or it takes the hatching of others with it. Raises CostError where the trace is empty or takes
-    no time.
+    `unit` names the time axis, as in `pipelab.gantt`; the axis goes on to `until` where that is later, and a dashed
+    line stands at `mark`. `pattern` is the hatching's id on the page: a picture that can be hidden needs its own, or it
+    takes the hatching of others with it. Raises CostError where the trace is empty or takes no time.
     """
     unit = unit or unit_of(trace)
     numbers, name = shares(trace, unit), title or headline(trace)
-    grid = Grid.of(trace)
+    grid = Grid.of(trace, until)
     return "".join(
         [
             opening(grid.height, name, in_words(trace, unit)),
@@ -80,7 +88,8 @@ def gantt_svg(trace: Trace, *, unit: str | None = None, title: str | None = None
             f'<text x="{WIDTH - _RIGHT + 8}" y="18">idle</text>',
             *_rows(trace, grid, pattern),
             *_bars(trace, grid, unit),
-            *_axis(trace, unit, grid.bottom),
+            *_axis(grid, unit),
+            *_mark(grid, mark),
             *_legend(trace, grid.height - 10, pattern),
             "</svg>",
         ]
@@ -98,7 +107,7 @@ def opening(height: int, title: str, description: str) -> str:
 
 def _rows(trace: Trace, grid: Grid, pattern: str) -> list[str]:
     """Idle time, hatched, behind every row; the rank's number before it, its idle share after it."""
-    width = WIDTH - _LEFT - _RIGHT
+    width, right = grid.x(trace.end) - _LEFT, WIDTH - _RIGHT
     parts = [
         f'<pattern id="{pattern}" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
         '<path d="M0 0V7" stroke="currentColor" stroke-opacity=".22"/></pattern>'
@@ -107,17 +116,17 @@ def _rows(trace: Trace, grid: Grid, pattern: str) -> list[str]:
         y, text = grid.y(rank), grid.y(rank) + grid.bar // 2 + 4
         share = f"{100 * trace.idle(rank) / trace.makespan:.0f} %"
         parts.append(
-            f'<path d="M{_LEFT} {y}h{width}v{grid.bar}h{-width}z" fill="url(#{pattern})"/>'
+            f'<path d="M{_LEFT} {y}h{width:.1f}v{grid.bar}h{-width:.1f}z" fill="url(#{pattern})"/>'
             f'<text x="{_LEFT - 8}" y="{text}" text-anchor="end">rank {rank}</text>'
-            f'<text x="{_LEFT + width + 8}" y="{text}">{share}</text>'
+            f'<text x="{right + 8}" y="{text}">{share}</text>'
         )
     return parts
 
 
 def _bars(trace: Trace, grid: Grid, unit: str) -> list[str]:
     """A `<rect>` with a tooltip for every span, and its micro-batch's number where there is room."""
-    zero, scale = trace.start, (WIDTH - _LEFT - _RIGHT) / trace.makespan
-    unit_scale, unit_name = time_unit(unit, trace.makespan)
+    zero, scale = trace.start, (WIDTH - _LEFT - _RIGHT) / grid.longest
+    unit_scale, unit_name = time_unit(unit, grid.longest)
     suffix = "" if unit == COSTS_UNIT else f" {unit_name}"
     style = styles(trace)
     bars: list[str] = []
@@ -162,9 +171,27 @@ def styles(trace: Trace) -> dict[tuple[int, Kind], tuple[str, str]]:
     return styles
 
 
-def _axis(trace: Trace, unit: str, y: int) -> list[str]:
-    scale, name = time_unit(unit, trace.makespan)
-    whole, width = trace.makespan * scale, WIDTH - _LEFT - _RIGHT
+def compare_svg(predicted: Trace, measured: Trace, *, pattern: str) -> str:
+    """`predicted` above `measured` on one time axis, in seconds; a dashed line in both at the end of `predicted`."""
+    until = max(predicted.makespan, measured.makespan)
+    pair = enumerate((predicted, measured))
+    return "".join(
+        gantt_svg(trace, unit="s", pattern=f"{pattern}-{place}", until=until, mark=predicted.makespan)
+        for place, trace in pair
+    )
+
+
+def _mark(grid: Grid, mark: float | None) -> list[str]:
+    if mark is None:
+        return []
+    x = grid.x(grid.start + mark)
+    return [f'<path d="M{x:.1f} {_TOP - 4}V{grid.bottom + 2}" stroke="{palette.MARK}" stroke-dasharray="4 2"/>']
+
+
+def _axis(grid: Grid, unit: str) -> list[str]:
+    y = grid.bottom
+    scale, name = time_unit(unit, grid.longest)
+    whole, width = grid.longest * scale, WIDTH - _LEFT - _RIGHT
     step = _round_step(whole / 9)
     parts = [f'<path d="M{_LEFT} {y + 2}h{width}" stroke="currentColor"/>']
     for number in range(math.floor(whole / step + 1e-9) + 1):

@@ -1,0 +1,77 @@
+"""What a finished board is worth: which published schedule it is, and how it compares with the best that is known."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from inspect import signature
+
+from pipelab.captions import counted
+from pipelab.errors import SizeError
+from pipelab.memory import peak_activations
+from pipelab.schedule import Schedule
+from pipelab.schedules import SCHEDULES, search
+from pipelab.simulate import simulate
+from pipelab.trace import Trace
+from pipelab.widgets.build_model import Board, Task
+
+_HAIR = 1e-9
+
+
+def recognised(schedule: Schedule) -> tuple[str, ...]:
+    """The names of the published schedules that have exactly these orders."""
+    names, v = [], schedule.stages_per_rank
+    for name, build in SCHEDULES.items():
+        virtual = "stages_per_rank" in signature(build).parameters
+        if virtual and v == 1:
+            continue  # with one stage a rank they are schedules that have a name of their own
+        try:
+            if (
+                build(schedule.num_ranks, schedule.num_microbatches, **({"stages_per_rank": v} if virtual else {}))
+                == schedule
+            ):
+                names.append(name)
+        except SizeError:
+            continue  # it does not come in this size
+    return tuple(names)
+
+
+@lru_cache(maxsize=64)
+def best_known(task: Task) -> Trace:
+    """The shortest schedule for `task` that the search finds, or that is published."""
+    found = search(
+        task.num_ranks,
+        task.num_microbatches,
+        task.costs,
+        memory_limit=task.num_microbatches if task.memory_limit is None else task.memory_limit,
+        placement="one" if task.stages_per_rank == 1 else "loop",
+        stages_per_rank=task.stages_per_rank,
+        objective="makespan",
+        split_backward=task.split_backward,
+    )
+    return simulate(found, task.costs)
+
+
+def score(board: Board) -> tuple[str, ...]:
+    """How good a finished board is, in sentences; none while something is left to place."""
+    trace = board.trace
+    if trace is None or not board.complete:
+        return ()
+    names = recognised(trace.schedule)
+    built = f"You built {' = '.join(names)}." if names else "That is none of the published schedules."
+    if not trace.makespan:
+        return (built, "It takes no time, so there is nothing to compare.")
+    best = best_known(board.task)
+    mine, theirs = max(peak_activations(trace)), max(peak_activations(best))
+    worse = trace.makespan / best.makespan - 1
+    against = "as short as the best that is known"
+    if worse > _HAIR:
+        against = f"{100 * worse:.3g} % longer than the best that is known, {best.makespan:.4g}"
+    elif worse < -_HAIR:
+        against = f"shorter than the best that the search knows, {best.makespan:.4g}"
+    bubbles = [f"{100 * one.bubble_fraction:.1f} %" for one in (trace, best)]
+    return (
+        built,
+        f"Makespan {trace.makespan:.4g}: {against}.",
+        f"Bubble {bubbles[0]} of makespan × {counted(trace.num_ranks, 'rank')}; in the best, {bubbles[1]}.",
+        f"Micro-batches kept on the fullest rank: {mine:.4g}; in the best, {theirs:.4g}.",
+    )
