@@ -5,7 +5,7 @@
 #   NB=notebooks/03_microbatches.ipynb     one notebook for book, html and test-book
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test test-all test-code test-book check fix book html bench
+.PHONY: help setup lab test test-all test-code test-book check fix book exercises html bench
 
 # The environment's programs come first, so that `!python` and `!torchrun` in a cell are ours too.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -54,11 +54,12 @@ test-code: setup ## the package alone
 test-book: setup ## the notebooks alone
 	@$(PY) -m pytest $(STRICT) $(NB)
 
-check: setup ## style, types and canonical notebooks, in under a minute
+check: setup ## style, types, canonical notebooks and exercises, in under a minute
 	@$(PY) -m ruff check
 	@$(PY) -m ruff format --check
 	@$(PY) -m mypy
 	@$(PY) tools/book.py --lint $(NOTEBOOKS) $(EXERCISES)
+	@$(PY) -m tools.exercises --check
 
 fix: setup ## mend what ruff can mend
 	@$(PY) -m ruff check --fix
@@ -66,6 +67,9 @@ fix: setup ## mend what ruff can mend
 
 book: setup ## execute the notebooks and store their outputs in canonical form
 	@$(PY) tools/book.py $(NB)
+
+exercises: setup ## make the students' notebooks from their masters in solutions/
+	@$(PY) -m tools.exercises
 
 html: setup ## the stored notebooks as web pages, in build/html
 	@$(PY) -m nbconvert --to html --embed-images --output-dir build/html $(NB)

@@ -1,4 +1,4 @@
-"""The command line: `python -m pipelab doctor` looks at the machine, `python -m pipelab run` trains a pipeline."""
+"""The command line: `python -m pipelab doctor` looks at the machine, `run` trains, `grade` marks an assignment."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pipelab", description="Pipeline parallelism, planned and run.")
-    commands = parser.add_subparsers(required=True, metavar="doctor | run")
+    commands = parser.add_subparsers(required=True, metavar="doctor | run | grade")
 
     doctor = commands.add_parser("doctor", help="what this machine has, and whether two ranks can talk")
     doctor.set_defaults(command=_doctor)
@@ -60,6 +60,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--out", type=Path, default=Path(), help="folder for trace.json and gantt.png (default: here)")
     run.set_defaults(command=_run)
+
+    grade = commands.add_parser(
+        "grade",
+        help="run an assignment that was handed in and print its marks as JSON",
+        description="Runs the notebook with the checks of its master, whatever was done to its own.",
+    )
+    grade.add_argument("notebook", type=Path)
+    grade.add_argument("--master", type=Path, help="its master (default: the one of the same name in solutions/)")
+    grade.add_argument("--seed", type=int, help="the seed that the notebook was made with, where it is not 0")
+    grade.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds for one cell (default: 60)")
+    grade.set_defaults(command=_grade)
     return parser
 
 
@@ -113,6 +124,14 @@ def _run(options: argparse.Namespace) -> int:
     trace.to_chrome(options.out / "trace.json")
     gantt_compare(predicted, trace)[0].figure.savefig(options.out / "gantt.png", dpi=120)  # type: ignore[union-attr]
     print(f"wrote {options.out / 'trace.json'} and {options.out / 'gantt.png'}")
+    return 0
+
+
+def _grade(options: argparse.Namespace) -> int:
+    from pipelab.grading import grade
+
+    master = options.master or Path("solutions") / options.notebook.name
+    print(grade(options.notebook, master, seed=options.seed, cell_timeout_s=options.timeout))
     return 0
 
 

@@ -36,7 +36,7 @@ LAW = (
     ("plots",),
     ("plots",),
     ("book", "widgets"),
-    ("doctor",),
+    ("doctor", "grading"),
     ("cli",),
     ("__main__",),
 )
@@ -49,6 +49,8 @@ HEAVY = {
     "ipywidgets": ({"widgets"}, set()),
     "sympy": ({"theory"}, set()),
     "sklearn": (set(), {"data"}),  # an extra, not a dependency
+    "nbclient": (set(), {"grading"}),  # the same, like what follows
+    "nbformat": (set(), {"grading"}),
 }
 
 
