@@ -48,6 +48,12 @@ def own_parameter() -> nn.Sequential:
     return model
 
 
+def hooked() -> nn.Sequential:
+    model = mlp()
+    model.register_forward_hook(lambda *_: None)
+    return model
+
+
 def tied() -> nn.Sequential:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     model[1].weight = model[0].weight
@@ -72,6 +78,13 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         {"model": mlp().to("meta")},
         EngineError,
         "0.weight is on meta; give the pipeline the model on the CPU",
+    ),
+    "hooks of the whole model": ({"model": hooked()}, EngineError, "the model has hooks of its own"),
+    "no shape yet": ({"model": nn.Sequential(nn.LazyLinear(4), nn.ReLU())}, EngineError, "0.weight has no shape"),
+    "a loss with parameters": (
+        {"loss_fn": nn.Linear(4, 1)},
+        EngineError,
+        "loss_fn has parameters.*into the last layer",
     ),
     "no schedule": ({"schedule": "gpipe"}, EngineError, r"must be a Schedule, as gpipe\(4, 8\) makes one, got 'gpipe'"),
     "other ranks": ({"schedule": pl.gpipe(3, 4)}, SizeError, r"is for 3 ranks, but there are 2: take Ranks\(3\)"),
@@ -283,6 +296,18 @@ def test_pipeline_reports_the_rank_and_action_that_failed(name: str, how: str, m
             call()
     pipe.close()  # nothing more to do, and no complaint
     with pl.Pipeline(faulty("not"), pl.SCHEDULES[name](3, 6), loss_fn=F.cross_entropy, ranks=ranks) as pipe:
+        pipe.step(*batch())
+
+
+def test_pipeline_reports_an_optimizer_that_fails(ranks_of: RanksOf) -> None:
+    class Broken(torch.optim.SGD):
+        def step(self) -> None:  # type: ignore[override]
+            raise ArithmeticError("no update today")
+
+    pipe = pl.Pipeline(
+        mlp(), pl.gpipe(2, 4), loss_fn=F.cross_entropy, optimizer=lambda p: Broken(p, lr=1), ranks=ranks_of(2)
+    )
+    with pytest.raises(RankError, match=r"rank \d raised ArithmeticError in the update: no update today"):
         pipe.step(*batch())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from torch import nn
@@ -37,10 +38,10 @@ def cut(model: nn.Module, num_stages: int, partition: Sequence[slice] | Sequence
     if partition is None:
         weights = [1 + sum(parameter.numel() for parameter in layer.parameters()) for layer in layers.values()]
         slices = partition_layers(weights, num_stages)
-    elif all(isinstance(part, int) for part in partition):
-        slices = Partition.from_sizes([1] * len(layers), partition)  # type: ignore[arg-type]
-    else:
+    elif all(isinstance(part, slice) for part in partition):
         slices = tuple(partition)  # type: ignore[arg-type]
+    else:
+        slices = Partition.from_sizes([1] * len(layers), partition)  # type: ignore[arg-type]
     _check(slices, num_stages, len(layers))
     named = list(layers.items())
     return [Piece(part.start or 0, nn.Sequential(OrderedDict(named[part]))) for part in slices]
@@ -63,7 +64,11 @@ def _layers(model: nn.Module) -> dict[str, nn.Module]:
         raise EngineError(
             f"the model has {names} of its own, outside all layers; put them into the layer that uses them"
         )
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+    if model._forward_hooks or model._forward_pre_hooks or model._backward_hooks or model._backward_pre_hooks:
+        raise EngineError("the model has hooks of its own, and no rank has the whole model; register them on a layer")
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            raise EngineError(f"{name} has no shape yet; run the model once before it is cut into stages")
         if tensor.device.type != "cpu":
             raise EngineError(f"{name} is on {tensor.device}; give the pipeline the model on the CPU")
     return dict(model._modules)  # named_children() leaves out a layer's second place

@@ -38,6 +38,8 @@ class Options:
     def __post_init__(self) -> None:
         if not callable(self.loss_fn):
             raise EngineError(f"loss_fn must be a function of output and target, got {self.loss_fn!r}")
+        if isinstance(self.loss_fn, nn.Module) and any(True for _ in self.loss_fn.parameters()):
+            raise EngineError("loss_fn has parameters, which nobody would train; put what has them into the last layer")
         if self.optimizer is not None and not callable(self.optimizer):
             raise EngineError(
                 "optimizer must be a function that makes one from the parameters of a rank, as in "

@@ -22,7 +22,7 @@ from pipelab.engine.update import Update
 from pipelab.engine.worker import Arrival, Timing, Worker
 from pipelab.errors import EngineError
 from pipelab.lower import Instruction
-from pipelab.ranks import local_state
+from pipelab.ranks import doing, local_state
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ class Resident:
             worker.run(self._recipe.program)
         if not all(stage.empty for stage in worker.stages.values()):
             raise EngineError("something of a micro-batch is left on a stage after the step: a fault of pipelab")
+        doing("the update")
         norm = self._update.finish(self._loss.count if self._loss else None, update)
         self._steps += 1
         worker.inputs = ()

@@ -1,12 +1,12 @@
 """F, B, I and W of layers that run one after the other, for one micro-batch at a time.
 
-    F    value in  ─► entry ─► layers ─► value out     the graph is kept until B, or W             [1]
-    B    gradient in ────────► layers ─► gradient out  also adds up the weights' gradients         [2]
-    I    the same, but only along the paths that lead to the entry                                 [3]
+    F    value ────► layers ────► value        the graph is kept until B, or until W               [1]
+    B    gradient ◄─ layers ◄─ gradient        and the weights' gradients are added up             [2]
+    I    the same, but only along the paths that lead to the input                                 [3]
     W    the same, but only along the paths that lead to the weights                               [4]
 
 I and W work for any layers, because autograd finds the paths. W walks again where I has walked, which takes time.
-Under rematerialization F lets go of all but its input, and runs again before B or I [5].
+Under rematerialization F keeps nothing but its input, and runs again before B or I [5].
 """
 
 from __future__ import annotations
@@ -57,10 +57,12 @@ class Graph(NamedTuple):
     outputs: list[GradientEdge]
     inputs: Sequence[Tensor | Door]
 
-    @property
-    def input_gradients(self) -> list[Tensor | None]:
-        """What has come out there: one gradient for each tensor that wants one."""
-        return [end.grad for end in self.inputs]
+    def take_input_gradients(self) -> list[Tensor | None]:
+        """What has come out at the inputs: one gradient for each tensor that wants one, None where nothing came."""
+        gradients = [end.grad for end in self.inputs]
+        for end in self.inputs:
+            end.grad = None  # the graph may stay for W, its gradient need not
+        return gradients
 
 
 class Segment:
@@ -117,7 +119,7 @@ class Segment:
         self.recompute(microbatch)
         graph = self._graphs.pop(microbatch)
         _walk(graph, gradients)  # [2]
-        return graph.input_gradients
+        return graph.take_input_gradients()
 
     def backward_input(self, microbatch: int, gradients: Gradients) -> Gradients:
         """I: as B, but leaves the weights to W, for which it keeps the graph."""
@@ -127,7 +129,7 @@ class Segment:
             ends = [end.reach if isinstance(end, Door) else end for end in graph.inputs]
             _walk(graph, gradients, ends, keep=True)  # [3]
         self._halves[microbatch] = graph, gradients
-        return graph.input_gradients
+        return graph.take_input_gradients()
 
     def backward_weight(self, microbatch: int) -> None:
         """W."""
