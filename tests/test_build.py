@@ -444,6 +444,9 @@ def test_build_goes_from_level_to_level() -> None:
     assert builder.board == Board(LEVELS[6].task)
     assert len(builder.moves) == 8  # F and B of two stages on two ranks
     assert builder.score.value == ""
+    builder.ran.value = "what ran on the other level"
+    builder.levels.value = 0
+    assert builder.ran.value == ""
 
 
 @pytest.mark.timeout(60)

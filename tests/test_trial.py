@@ -8,7 +8,7 @@ import pytest
 
 from pipelab.costs import Costs
 from pipelab.engine.pipeline import Pipeline
-from pipelab.engine.trial import SAMPLES, WIDTH, trial
+from pipelab.engine.trial import trial
 from pipelab.errors import EngineError, SizeError
 from pipelab.schedules import gpipe, interleaved, pipedream, zb_h1
 
@@ -34,9 +34,9 @@ def test_trial_of_a_schedule_at_full_speed_is_predicted_from_its_own_times() -> 
 
 
 def test_trial_sends_an_activation_and_a_gradient_over_every_boundary() -> None:
-    tried = trial(interleaved(2, 2, stages_per_rank=2), layers_per_stage=3)
+    tried = trial(interleaved(2, 2, stages_per_rank=2), layers_per_stage=3, width=32, samples=5)
     # three boundaries of four stages, both ways, two micro-batches, float32
-    assert sum(tried.result.sent_bytes) == 3 * 2 * 2 * SAMPLES * WIDTH * 4
+    assert sum(tried.result.sent_bytes) == 3 * 2 * 2 * 5 * 32 * 4
 
 
 def test_trial_sees_a_wrong_gradient(monkeypatch: pytest.MonkeyPatch) -> None:

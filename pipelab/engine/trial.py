@@ -19,7 +19,6 @@ from pipelab.schedule import Schedule
 from pipelab.simulate import simulate
 from pipelab.trace import Trace
 
-WIDTH, SAMPLES = 64, 4  # of every layer, and of a micro-batch
 MOST_RANKS = 16  # processes that one press of a button may start
 _SECONDS, _SHORTEST_S, _LONGEST_S = 1.5, 0.006, 20.0  # of a paced step, and of its mean action
 _EQUAL = 1e-4  # relative, in float32: sums of the same numbers in another order
@@ -48,14 +47,17 @@ def trial(
     *,
     remat: bool = False,
     layers_per_stage: int = 1,
+    width: int = 64,
+    samples: int = 4,
     paced: bool = True,
 ) -> Trial:
-    """Run one step of `schedule` on as many processes as it has ranks: a perceptron, 64 wide, on random samples.
+    """Run one step of `schedule` on as many processes as it has ranks: a perceptron on random numbers.
 
-    `paced`: the ranks are emulated accelerators whose times are in proportion to `costs` (default: F = I = W = 1), so
-    that the step takes a second or two; else they work as fast as this machine can, and the prediction is made from
-    their own times. With `remat` every stage keeps only its input. Raises a PipelabError for what cannot run, before
-    any process starts.
+    The model has `layers_per_stage` Linear layers a stage, each from `width` to `width`, with ReLUs between them; a
+    micro-batch has `samples` rows. `paced`: the ranks are emulated accelerators whose times are in proportion to
+    `costs` (default: F = I = W = 1), so that the step takes a second or two; else they work as fast as this machine
+    can, and the prediction is made from their own times. With `remat` every stage keeps only its input.
+    Raises a PipelabError for what cannot run, before any process starts.
     """
     if schedule.num_ranks > MOST_RANKS:
         raise SizeError(
@@ -63,10 +65,10 @@ def trial(
         )
     pace = _in_seconds(schedule, Costs() if costs is None else costs, remat) if paced else None
     layers = schedule.num_stages * layers_per_stage
-    model = _perceptron(layers)
+    model = _perceptron(layers, width)
     random = torch.Generator().manual_seed(0)
-    inputs = torch.randn(SAMPLES * schedule.num_microbatches, WIDTH, generator=random)
-    targets = torch.randint(WIDTH, (len(inputs),), generator=random)
+    inputs = torch.randn(samples * schedule.num_microbatches, width, generator=random)
+    targets = torch.randint(width, (len(inputs),), generator=random)
     sizes = [2 * layers_per_stage] * schedule.num_stages
     sizes[-1] -= 1  # no ReLU behind the last layer
     with Ranks(schedule.num_ranks, backend="gloo") as ranks:
@@ -86,9 +88,9 @@ def trial(
     return Trial(result, predicted, _largest_difference(model, gradients))
 
 
-def _perceptron(layers: int) -> nn.Sequential:
+def _perceptron(layers: int, width: int) -> nn.Sequential:
     """Layers of equal width, started so that values neither grow nor vanish in a deep one (He et al. 2015)."""
-    model = models.mlp([WIDTH] * (layers + 1))
+    model = models.mlp([width] * (layers + 1))
     random = torch.Generator().manual_seed(0)
     for layer in model:
         if isinstance(layer, nn.Linear):

@@ -95,13 +95,14 @@ class Builder(Stored, W.VBox):  # type: ignore[misc]  # ipywidgets has no types
         after = W.Box([self.clock, self.run], layout=_LINE)
         parts = [self.levels, self.task, self.picture, self.says, self.rows, hand, self.score, after]
         super().__init__([*parts, self.ran, self.export])
+        self.add_class("pl-build")
         self.levels.observe(self._choose_level, names="value")
         self.typed.observe(self._type, names="value")
         self.undo.on_click(lambda _: self._take(self.board.undo()))
         self.again.on_click(lambda _: self._take(Board(self.board.task)))
         self.finish.on_click(self._finish)
         self.run.on_click(self._run)
-        self._lay_out()
+        self._lay_out(self.board)
 
     @property
     def schedule(self) -> Schedule:
@@ -126,8 +127,7 @@ class Builder(Stored, W.VBox):  # type: ignore[misc]  # ipywidgets has no types
 
     def _choose_level(self, _: Any) -> None:
         level = self._level
-        self.board = Board(self._own if level is None else level.task)
-        self._lay_out()
+        self._lay_out(Board(self._own if level is None else level.task))
 
     def _type(self, change: Any) -> None:
         if change["new"].strip():
@@ -159,9 +159,9 @@ class Builder(Stored, W.VBox):  # type: ignore[misc]  # ipywidgets has no types
     def _level(self) -> Level | None:
         return None if self.levels.value is None else LEVELS[self.levels.value]
 
-    def _lay_out(self) -> None:
+    def _lay_out(self, board: Board) -> None:
         """A row of buttons a rank: one for each of its stages and kinds."""
-        task, rows = self.board.task, []
+        task, rows = board.task, []
         for button in self.moves.values():
             button.close()
         self.moves = {}
@@ -175,11 +175,11 @@ class Builder(Stored, W.VBox):  # type: ignore[misc]  # ipywidgets has no types
                     row.append(button)
             rows.append(W.Box(row, layout=_LINE))
         self.rows.children = rows
-        self.task.value = f"<style>{_CSS}</style><p>{escape(self._task_in_words())}</p>"
-        self._take(self.board)
+        self.task.value = f"<style>{_CSS}</style><p>{escape(self._task_in_words(task))}</p>"
+        self._take(board)
 
-    def _task_in_words(self) -> str:
-        task, level = self.board.task, self._level
+    def _task_in_words(self, task: Task) -> str:
+        level = self._level
         stages = f" with {task.stages_per_rank} stages each" if task.stages_per_rank > 1 else ""
         words = f"{counted(task.num_ranks, 'rank')}{stages}, {counted(task.num_microbatches, 'micro-batch', 'es')}."
         if task.memory_limit is not None:
@@ -200,8 +200,8 @@ class Builder(Stored, W.VBox):  # type: ignore[misc]  # ipywidgets has no types
         self.score.value, self.export.value = "", ""
         if board.complete:
             level = self._level
-            sentences = ([] if level is None else [level.verdict(board)]) + list(score(board))
-            self.score.value = "".join(f'<p style="line-height: 1.6">{escape(line)}</p>' for line in sentences)
+            lines = ([] if level is None else [level.verdict(board)]) + [" ".join(score(board))]
+            self.score.value = "".join(f'<p style="line-height: 1.6">{escape(line)}</p>' for line in lines)
             self.export.value = exported(self.schedule)
 
     def _drawn(self, board: Board) -> str:
@@ -215,7 +215,7 @@ class Builder(Stored, W.VBox):  # type: ignore[misc]  # ipywidgets has no types
     def _show_move(self, button: Any, stage: int, kind: Kind) -> None:
         action = self.board.next_of(stage, kind)
         reason = None if action is None else self.board.why_not(action)
-        button.description = f"{stage}{kind.value} done" if action is None else str(action)
+        button.description = f"{stage}{kind.value} ✓" if action is None else str(action)
         button.disabled = action is None
         button.tooltip = "nothing is left" if action is None else reason or f"place {action}"
         change = button.add_class if action is not None and reason is None else button.remove_class

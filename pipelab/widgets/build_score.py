@@ -19,19 +19,16 @@ _HAIR = 1e-9
 
 def recognised(schedule: Schedule) -> tuple[str, ...]:
     """The names of the published schedules that have exactly these orders."""
-    names, v = [], schedule.stages_per_rank
+    names, sizes, v = [], (schedule.num_ranks, schedule.num_microbatches), schedule.stages_per_rank
     for name, build in SCHEDULES.items():
         virtual = "stages_per_rank" in signature(build).parameters
         if virtual and v == 1:
             continue  # with one stage a rank they are schedules that have a name of their own
         try:
-            if (
-                build(schedule.num_ranks, schedule.num_microbatches, **({"stages_per_rank": v} if virtual else {}))
-                == schedule
-            ):
-                names.append(name)
+            same = schedule == (build(*sizes, stages_per_rank=v) if virtual else build(*sizes))
         except SizeError:
             continue  # it does not come in this size
+        names += [name] * same
     return tuple(names)
 
 

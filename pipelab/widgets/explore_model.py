@@ -8,21 +8,27 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from pipelab import theory
+from pipelab.action import Kind
 from pipelab.captions import counted
 from pipelab.costs import Costs
-from pipelab.errors import FormulaError, PipelabError, ScheduleError, positive_integer
-from pipelab.memory import peak_activations
+from pipelab.errors import CostError, FormulaError, PipelabError, ScheduleError, positive_integer
+from pipelab.memory import memory_curve, peak_activations
 from pipelab.schedule import Schedule
-from pipelab.schedules import SCHEDULES
+from pipelab.schedules import SCHEDULES, search
 from pipelab.simulate import simulate
 from pipelab.trace import Trace
+
+CHOICES = (*SCHEDULES, "search")
+# the model that is shown, and run: Linear layers of one width, a dozen a rank or nearly, the same number in every stage
+LAYERS_A_RANK, WIDTH, SAMPLES, BYTES_A_NUMBER = 12, 64, 4, 4
 
 
 @dataclass(frozen=True)
 class Settings:
     """What the controls say. F, I, W are the times of one whole rank (B is I + W), `delay` that of a hop between ranks.
 
-    `stages_per_rank` counts where the schedule has a choice: see `has_virtual_stages`.
+    `stages_per_rank` counts where the schedule has a choice: see `has_virtual_stages`. With `remat` forwards run again
+    before their backwards. `memory_limit` is in micro-batches of a whole rank, 0 for none; only "search" keeps to it.
     Raises a PipelabError for an unknown schedule, a size below 1, or a time that is none.
     """
 
@@ -34,10 +40,14 @@ class Settings:
     I: float = 1.0  # noqa: E741
     W: float = 1.0
     delay: float = 0.0
+    remat: bool = False
+    memory_limit: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES:
-            raise ScheduleError(f"there is no schedule {self.schedule!r}; choose one of {', '.join(SCHEDULES)}")
+        if self.schedule not in CHOICES:
+            raise ScheduleError(f"there is no schedule {self.schedule!r}; choose one of {', '.join(CHOICES)}")
+        if not self.memory_limit >= 0:
+            raise CostError(f"memory_limit must be a number of micro-batches, or 0 for none, got {self.memory_limit!r}")
         for name in ("num_ranks", "num_microbatches", "stages_per_rank"):
             positive_integer(name, getattr(self, name))
         self.costs  # noqa: B018  Costs judges times
@@ -59,22 +69,71 @@ class View:
 def look(settings: Settings) -> View:
     """The view of `settings`. Never raises a PipelabError: what cannot be drawn is the view's one sentence."""
     try:
-        schedule = build(settings)
-        trace = simulate(schedule, settings.costs.split(schedule.stages_per_rank))
-        return View(trace, (_speed(trace), _formula(settings, schedule), _memory(trace)))
+        trace = predicted(settings)
+        return View(trace, (_speed(trace), _formula(settings, trace.schedule), _memory(trace, settings)))
     except PipelabError as error:
         return View(None, (f"Not this way: {' '.join(str(error).split())}.",))
 
 
+def predicted(settings: Settings) -> Trace:
+    """The schedule of `settings`, simulated. Raises a PipelabError where there is none with these numbers."""
+    schedule = build(settings)
+    costs = settings.costs.split(schedule.stages_per_rank)
+    return simulate(schedule, costs, remat="early" if settings.remat else False)
+
+
 def has_virtual_stages(schedule: str) -> bool:
     """Whether the schedule of that name lets one choose how many stages a rank holds."""
-    return "stages_per_rank" in inspect.signature(SCHEDULES[schedule]).parameters
+    return schedule in SCHEDULES and "stages_per_rank" in inspect.signature(SCHEDULES[schedule]).parameters
 
 
 def build(settings: Settings) -> Schedule:
     """The schedule that `settings` name. Raises a PipelabError where there is none with these numbers."""
-    more = {"stages_per_rank": settings.stages_per_rank} if has_virtual_stages(settings.schedule) else {}
-    return SCHEDULES[settings.schedule](settings.num_ranks, settings.num_microbatches, **more)
+    if settings.schedule == "search":
+        limit = settings.memory_limit or settings.num_microbatches
+        return search(settings.num_ranks, settings.num_microbatches, settings.costs, memory_limit=limit)
+    v = settings.stages_per_rank if has_virtual_stages(settings.schedule) else None
+    return _built(settings.schedule, settings.num_ranks, settings.num_microbatches, v)
+
+
+@lru_cache(maxsize=64)  # a move of F, I, W or delay leaves the order, and what was worked out for it
+def _built(name: str, num_ranks: int, num_microbatches: int, stages_per_rank: int | None) -> Schedule:
+    if stages_per_rank is None:
+        return SCHEDULES[name](num_ranks, num_microbatches)
+    return SCHEDULES[name](num_ranks, num_microbatches, stages_per_rank=stages_per_rank)
+
+
+def layers_per_stage(schedule: Schedule) -> int:
+    """How many layers of the shown model a stage of `schedule` has."""
+    return max(1, LAYERS_A_RANK // schedule.stages_per_rank)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a micro-batch is: at a `stage` on its way forward or back, `working` or waiting; None before and after."""
+
+    stage: int | None
+    forward: bool
+    working: bool
+
+
+def places(trace: Trace, time: float) -> tuple[Place, ...]:
+    """Where every micro-batch of `trace` is at `time`: its forwards and backwards count, W does not."""
+    stages, m = trace.schedule.num_stages, trace.schedule.num_microbatches
+    reached = [(-1, False)] * m  # the last station that has begun, of forwards 0 .. S - 1 and backwards S - 1 .. 0
+    for span in trace.spans:
+        stage, kind, k = span.action
+        if span.start <= time and not span.recompute and kind in (Kind.F, Kind.B, Kind.I):
+            station = stage if kind is Kind.F else 2 * stages - 1 - stage
+            reached[k] = max(reached[k], (station, time < span.end))
+
+    def place(station: int, working: bool) -> Place:
+        here = station if working else station + 1  # where it works, or waits to work
+        if station < 0 or here == 2 * stages:
+            return Place(None, station < 0, working)
+        return Place(min(here, 2 * stages - 1 - here), here < stages, working)
+
+    return tuple(place(*one) for one in reached)
 
 
 # --- sentences -------------------------------------------------------------------------------------------------------
@@ -89,6 +148,8 @@ def _speed(trace: Trace) -> str:
 
 def _formula(settings: Settings, schedule: Schedule) -> str:
     """The bubble's closed form with the numbers in it; with a delay the makespan's, which is the shorter of the two."""
+    if settings.remat:
+        return "There is no closed form here for a schedule that recomputes its forwards."
     quantity = "makespan" if settings.delay else "bubble"
     family = theory.makespan if settings.delay else theory.bubble_fraction
     given = {
@@ -121,10 +182,23 @@ def _closed_form(schedule: str, with_delay: bool) -> str:
     return str(form).replace("*", "·")
 
 
-def _memory(trace: Trace) -> str:
-    peaks = peak_activations(trace)
+def kept(trace: Trace, remat: bool) -> tuple[float, ...]:
+    """The most that each rank keeps at once, in micro-batches of a whole rank; with `remat` inputs count too."""
+    if not remat:
+        return peak_activations(trace)
+    # a Linear layer keeps its input, so a stage's input is one layer's share of what the stage keeps
+    stage = 1 / trace.schedule.stages_per_rank
+    return memory_curve(trace, stage, boundary=stage / layers_per_stage(trace.schedule), remat=True).peak
+
+
+def _memory(trace: Trace, settings: Settings) -> str:
+    peaks, limit = kept(trace, settings.remat), settings.memory_limit
     most, least = max(peaks), min(peaks)
-    kept = f"every rank keeps {most:.3g}"
+    words = f"every rank keeps {most:.3g}"
     if most != least:
-        kept = f"rank {peaks.index(most)} keeps {most:.3g}, rank {peaks.index(least)} keeps {least:.3g}"
-    return f"Activations at the fullest moment: {kept} (1 is what one micro-batch leaves on a whole rank)."
+        words = f"rank {peaks.index(most)} keeps {most:.3g}, rank {peaks.index(least)} keeps {least:.3g}"
+    sentence = f"Activations at the fullest moment: {words} (1 is what one micro-batch leaves on a whole rank)."
+    if limit and most > limit + 1e-9:
+        over = [str(rank) for rank, peak in enumerate(peaks) if peak > limit + 1e-9]
+        sentence += f" That is over the limit of {limit:g} on rank{'s' * (len(over) > 1)} {', '.join(over)}."
+    return sentence

@@ -70,6 +70,7 @@ class Player(Stored, W.VBox):  # type: ignore[misc]  # ipywidgets has no types
         )
         layers = W.GridBox([picture, self.cursor], layout={"grid_template_areas": '"all"'})
         super().__init__([controls, layers, self.ranks])
+        self.add_class("pl-play")
         self.speed.observe(lambda _: setattr(self.clock, "step", self._step()), names="value")
         self.back.on_click(lambda _: self._to_event(-1))
         self.forward.on_click(lambda _: self._to_event(+1))

@@ -18,18 +18,18 @@ def run_it(
     costs: Costs,
     *,
     remat: bool = False,
-    layers_per_stage: int = 1,
     paced: bool = True,
     pattern: str = "pl-run",
+    **model: int,
 ) -> str:
     """Run one real step of `schedule`, paced by `costs` or not, and return pictures and sentences as HTML.
 
-    What cannot run, or fails, is told in a sentence. `pattern` as in `gantt_svg`.
+    What cannot run, or fails, is told in a sentence. `pattern` as in `gantt_svg`, `model` as in `trial`.
     """
     from pipelab.engine.trial import trial  # torch takes seconds to import, and only a run needs it
 
     try:
-        tried = trial(schedule, costs, remat=remat, layers_per_stage=layers_per_stage, paced=paced)
+        tried = trial(schedule, costs, remat=remat, paced=paced, **model)
     except PipelabError as error:
         return f'<p role="status">It did not run: {escape(" ".join(str(error).split()).rstrip("."))}.</p>'
     result, processes = tried.result, counted(schedule.num_ranks, "process", "es")
