@@ -183,7 +183,7 @@ class Trace:
         """Write the trace as JSON that Perfetto and chrome://tracing open: a row a rank, an arrow a message.
 
         One unit of time is written as one second. `counters` adds curves: a name, and for each rank (time, value)
-        pairs.
+        pairs, as `memory_curve(trace, ...).pairs()` gives them.
         """
         import json
 
@@ -192,6 +192,7 @@ class Trace:
 
     def _chrome_events(self, counters: dict[str, Sequence[Sequence[tuple[float, float]]]]) -> list[dict[str, Any]]:
         micro = 1e6
+        process = 1  # Perfetto takes process 0 and thread 0 for the kernel's idle task, and merges rank 0 with rank 1
 
         def at(time: float) -> float:
             return (time - self.start) * micro
@@ -200,13 +201,15 @@ class Trace:
             {
                 "ph": "M",
                 "name": "process_name",
-                "pid": 0,
-                "tid": 0,
+                "pid": process,
+                "tid": 1,
                 "args": {"name": f"{self.schedule.name} ({self.source})"},
             }
         ]
         for rank in range(self.num_ranks):
-            events.append({"ph": "M", "name": "thread_name", "pid": 0, "tid": rank, "args": {"name": f"rank {rank}"}})
+            row = {"ph": "M", "pid": process, "tid": rank + 1}
+            events.append({**row, "name": "thread_name", "args": {"name": f"rank {rank}"}})
+            events.append({**row, "name": "thread_sort_index", "args": {"sort_index": rank}})
         for span in self.spans:
             stage, kind, microbatch = span.action
             events.append(
@@ -214,8 +217,8 @@ class Trace:
                     "ph": "X",
                     "name": f"{span.action} again" if span.recompute else str(span.action),
                     "cat": kind.value,
-                    "pid": 0,
-                    "tid": span.rank,
+                    "pid": process,
+                    "tid": span.rank + 1,
                     "ts": at(span.start),
                     "dur": span.duration * micro,
                     "args": {"stage": stage, "microbatch": microbatch, "late_s": span.late, "version": span.version},
@@ -223,22 +226,22 @@ class Trace:
             )
         spans = {(s.action, s.recompute): s for s in self.spans}
         for number, message in enumerate(self.messages):
-            flow = {"cat": "message", "name": str(message.action), "id": number, "pid": 0}
+            flow = {"cat": "message", "name": str(message.action), "id": number, "pid": process}
             sent, read = spans[message.action, False], spans[message.reader, False]
             # a flow is tied to the slice around its time stamp, so it leaves inside the sender's slice
             leaves = min(message.sent, sent.start + 0.999 * sent.duration)
             events.append(
-                {"ph": "s", "tid": message.sender, "ts": at(leaves), "args": {"bytes": message.bytes}, **flow}
+                {"ph": "s", "tid": message.sender + 1, "ts": at(leaves), "args": {"bytes": message.bytes}, **flow}
             )
-            events.append({"ph": "f", "bp": "e", "tid": message.receiver, "ts": at(read.start), **flow})
+            events.append({"ph": "f", "bp": "e", "tid": message.receiver + 1, "ts": at(read.start), **flow})
         for name, curves in counters.items():
             for rank, curve in enumerate(curves):
                 events += [
                     {
                         "ph": "C",
                         "name": f"{name}, rank {rank}",
-                        "pid": 0,
-                        "tid": rank,
+                        "pid": process,
+                        "tid": rank + 1,
                         "ts": at(time),
                         "args": {name: value},
                     }
