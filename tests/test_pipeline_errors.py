@@ -116,9 +116,9 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "an unknown clock": ({"clock": "fast"}, EngineError, "clock must be 'anchored' or 'plain', got 'fast'"),
     "an unknown batchnorm": (
-        {"batchnorm": "minibatch"},
+        {"batchnorm": "batch"},
         EngineError,
-        "batchnorm must be 'microbatch', got 'minibatch'",
+        "batchnorm must be 'microbatch' or 'minibatch', got 'batch'",
     ),
     "an unknown precision": ({"precision": "bf16"}, EngineError, "precision must be 'fp32', got 'bf16'"),
     "a norm of nothing": ({"max_norm": 0.0}, EngineError, r"max_norm must be a positive number, or None.*got 0.0"),

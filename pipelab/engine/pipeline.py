@@ -15,6 +15,7 @@ from pipelab.action import Kind
 from pipelab.costs import Costs
 from pipelab.dependencies import graph
 from pipelab.engine import batch, resident
+from pipelab.engine.batchnorm import check_layers
 from pipelab.engine.cut import check_sharing, cut
 from pipelab.engine.message import Value, wrap
 from pipelab.engine.options import Clock, LossFunction, OptimizerFactory, Options, Remat
@@ -43,6 +44,8 @@ class Pipeline:
       or a number of layers.
     - `pace`: costs in seconds that make the ranks emulated accelerators, with `clock` "anchored" or "plain" (see
       `pipelab.engine.pace`).
+    - `batchnorm`: every micro-batch is normalised by its own statistics; the running ones are updated by each
+      "microbatch", or once a step by the whole "minibatch", as in a run that is not split.
     - `max_norm`: the largest norm that all gradients together may have; longer ones are scaled down.
     - `measure_memory`: a step tells its peak, which costs a tenth of its time.
 
@@ -84,6 +87,8 @@ class Pipeline:
         program = lower(schedule)
         pieces = cut(model, schedule.num_stages, partition)
         check_sharing(pieces, schedule.placement)
+        if batchnorm == "minibatch":
+            check_layers(model)
         g = graph(schedule)
         self.schedule = schedule
         self.ranks = ranks

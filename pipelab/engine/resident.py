@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pipelab.action import Action, Kind
+from pipelab.engine.batchnorm import MinibatchStatistics
 from pipelab.engine.channel import Channel
 from pipelab.engine.live_bytes import LiveBytes
 from pipelab.engine.loss import Loss
@@ -63,6 +64,8 @@ class Resident:
             max_norm=options.max_norm,
             root=recipe.last_rank,
         )
+        minibatch = options.batchnorm == "minibatch"
+        self._statistics = MinibatchStatistics(self._modules, recipe.num_microbatches) if minibatch else None
         last = recipe.num_stages - 1
         self._loss = Loss(options.loss_fn) if last in recipe.layers else None
         stages = {
@@ -88,11 +91,15 @@ class Resident:
         if self._loss:
             self._loss.begin([unwrap(target) for target in targets], shares)
         self._update.begin()
+        if self._statistics:
+            self._statistics.begin()
         with _random_state_kept(), _memory(options.measure_memory) as memory:
             worker.run(self._recipe.program)
         if not all(stage.empty for stage in worker.stages.values()):
             raise EngineError("something of a micro-batch is left on a stage after the step: a fault of pipelab")
         doing("the update")
+        if self._statistics:
+            self._statistics.finish()
         norm = self._update.finish(self._loss.count if self._loss else None, update)
         self._steps += 1
         worker.inputs = ()
