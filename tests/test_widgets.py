@@ -19,12 +19,15 @@ from pipelab.schedule import Schedule
 from pipelab.schedules import SCHEDULES, gpipe, one_f_one_b
 from pipelab.simulate import simulate
 from pipelab.widgets import Explorer, explore, gantt_svg
-from pipelab.widgets.explore_model import Settings, look
+from pipelab.widgets.explore_model import CHOICES, Settings, kept, look, places
+from pipelab.widgets.explore_modes import MODES, architecture, data, performance, state
+from pipelab.widgets.play_model import Film
+from pipelab.widgets.svg import compare_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 any_settings = st.builds(
     Settings,
-    schedule=st.sampled_from(sorted(SCHEDULES)),
+    schedule=st.sampled_from(sorted(CHOICES)),
     num_ranks=st.integers(1, 9),
     num_microbatches=st.integers(1, 20),
     stages_per_rank=st.integers(1, 4),
@@ -32,6 +35,8 @@ any_settings = st.builds(
     I=st.floats(0, 4),
     W=st.floats(0, 4),
     delay=st.floats(0, 4),
+    remat=st.booleans(),
+    memory_limit=st.sampled_from([0.0, 0.5, 1.0, 2.5, 8.0]),
 )
 
 
@@ -114,6 +119,23 @@ def test_svg_refuses_a_trace_without_spans() -> None:
         gantt_svg(replace(simulate(gpipe(2, 2)), spans=()))
 
 
+def test_svg_of_two_traces_has_one_time_axis_and_a_line_where_the_first_ends() -> None:
+    predicted = simulate(gpipe(2, 2), Costs(F=0.01, B=0.02))
+    slower = replace(simulate(gpipe(2, 2), Costs(F=0.02, B=0.04)), source="paced")
+    first, second = (
+        ET.fromstring(f"<svg{part}") for part in compare_svg(predicted, slower, pattern="p").split("<svg")[1:]
+    )
+    ends = [
+        max(float(bar.attrib["x"]) + float(bar.attrib["width"]) for bar in root.iter(f"{SVG}rect"))
+        for root in (first, second)
+    ]
+    left = min(float(bar.attrib["x"]) for bar in first.iter(f"{SVG}rect"))
+    assert ends[0] - left == pytest.approx((ends[1] - left) / 2, abs=1)
+    for root in (first, second):
+        (line,) = (path for path in root.iter(f"{SVG}path") if path.attrib.get("stroke") == palette.MARK)
+        assert float(line.attrib["d"][1:].split()[0]) == pytest.approx(ends[0], abs=1)
+
+
 # --- the model -------------------------------------------------------------------------------------------------------
 
 
@@ -128,6 +150,141 @@ def test_explore_model_draws_or_says_why_not(settings: Settings) -> None:
     else:
         assert len(view.sentences) == 3
         assert len(bars(gantt_svg(view.trace))) == len(view.trace.spans)
+
+
+@hypothesis_settings(max_examples=100, deadline=None)
+@given(any_settings, st.floats(0, 1))
+def test_explore_modes_show_something_readable_at_any_time(settings: Settings, share: float) -> None:
+    trace = look(settings).trace
+    if trace is None:
+        return
+    film, time = Film(trace), trace.start + share * trace.makespan
+    pictures = [architecture(trace.schedule), data(film, time), state(film, time)]
+    for shown, sentences in pictures:
+        root = ET.fromstring(shown[shown.index("<svg" if "<svg" in shown else "<table") :])
+        assert sentences
+        assert all(sentence.endswith((".", ".)")) for sentence in sentences)
+        if root.tag == f"{SVG}svg":
+            assert root.findtext(f"{SVG}title")
+            assert root.findtext(f"{SVG}desc") == " ".join(sentences)
+        else:
+            assert root.findtext("caption")
+            assert len(root.findall("tbody/tr")) == trace.num_ranks
+    assert len(list(ET.fromstring(pictures[1][0]).iter(f"{SVG}circle"))) <= trace.schedule.num_microbatches
+    assert performance(settings, trace, compare=False).count("<tr>") == 2
+
+
+TWO = look(Settings("gpipe", num_ranks=2, num_microbatches=2)).trace  # 0F0 0F1, 1F0 1F1 1B0 1B1 from 1 to 7, 0B0 at 5
+
+
+@pytest.mark.parametrize(
+    ("time", "where"),
+    [
+        (-1, ["before", "before"]),
+        (0.5, ["forward at 0", "before"]),
+        (1.5, ["forward at 1", "forward at 0"]),
+        (2.5, ["waits back 1", "forward at 1"]),
+        (3.5, ["back at 1", "waits back 1"]),
+        (5.5, ["back at 0", "back at 1"]),
+        (8, ["after", "back at 0"]),
+        (9, ["after", "after"]),
+    ],
+)
+def test_explore_data_knows_where_every_microbatch_is(time: float, where: list[str]) -> None:
+    assert TWO is not None
+    named = []
+    for place in places(TWO, time):
+        way = "forward" if place.forward else "back"
+        if place.stage is None:
+            named.append("before" if place.forward else "after")
+        else:
+            named.append(f"{way} at {place.stage}" if place.working else f"waits {way} {place.stage}")
+    assert named == where
+
+
+def test_explore_data_counts_who_has_not_started_and_who_is_done() -> None:
+    trace = look(Settings("one_f_one_b", 4, 8)).trace
+    assert trace is not None
+    film = Film(trace)
+    # 0B0 ends at 12; until then rank 0 has begun F0 to F3
+    assert data(film, 11.9)[1][1] == "Of 8 micro-batches, 4 not started, 4 under way, 0 done."
+    assert data(film, 12)[1][1] == "Of 8 micro-batches, 3 not started, 4 under way, 1 done."
+    assert data(film, trace.end)[1][1] == "Of 8 micro-batches, 0 not started, 0 under way, 8 done."
+
+
+def cells(table: str) -> list[list[str]]:
+    """The body of a table, row by row."""
+    root = ET.fromstring(table[table.index("<table") :])
+    return [[cell.text or "" for cell in row] for row in root.findall("tbody/tr")]
+
+
+def test_explore_state_follows_activations_and_gradients() -> None:
+    # zb_h1 on 2 ranks, 2 micro-batches, rank 0: 0F0 0F1 0I0 0W0 0I1 0W1 from 0 to 2, then from 3 to 7
+    trace = look(Settings("zb_h1", num_ranks=2, num_microbatches=2)).trace
+    assert trace is not None
+    film = Film(trace)
+    rows = {time: cells(state(film, time)[0])[0] for time in (2, 4, 5, trace.end)}
+    assert rows[2] == ["rank 0", "0", "2: 0:0 0:1", "0", "0 for stage 0"]
+    assert rows[4] == ["rank 0", "0", "1: 0:1", "1: 0:0", "0 for stage 0"]
+    assert rows[5] == ["rank 0", "0", "1: 0:1", "0", "1 for stage 0"]
+    assert rows[trace.end] == ["rank 0", "1", "0", "0", "2 for stage 0"]
+
+
+def test_explore_state_counts_versions_where_ranks_update_by_themselves() -> None:
+    trace = look(Settings("pipedream", num_ranks=2, num_microbatches=4)).trace
+    assert trace is not None
+    versions = [[row[1] for row in cells(state(Film(trace), time)[0])] for time in (0, 4, trace.end)]
+    assert versions == [["0", "0"], ["0", "1"], ["4", "4"]]  # 1B0 ends at 4, 0B0 at 6
+
+
+def test_explore_architecture_counts_what_crosses_between_ranks() -> None:
+    schedule = SCHEDULES["zb_v"](2, 3)  # stages 0 1 2 3 on ranks 0 1 1 0: two of three boundaries lie between ranks
+    picture, sentences = architecture(schedule)
+    assert sentences[0].startswith("24 layers in 4 stages of 6, on 2 ranks")
+    assert "1,024 bytes of activations forward" in sentences[1]  # 4 samples, 64 wide, 4 bytes
+    assert sentences[2] == (
+        "Boundaries between stages: 3, of them between ranks: 2. A step of 3 micro-batches sends 12 messages, "
+        "12,288 bytes."
+    )
+    assert [bar.findtext(f"{SVG}title") for bar in bars(picture)][3] == "stage 3: layers 18–23, rank 0"
+
+
+def test_explore_performance_compares_with_every_other_schedule() -> None:
+    settings = Settings("one_f_one_b", num_ranks=4, num_microbatches=6)
+    trace = look(settings).trace
+    assert trace is not None
+    rows = {row[0]: row[1:] for row in cells(performance(settings, trace, compare=True))}
+    assert rows.keys() == SCHEDULES.keys()
+    # (m + p - 1)(F + B) = 27; 3 of 9; 6 / 27; p; 2 m (p - 1)
+    assert rows["one_f_one_b"] == ["27", "33.3 %", "0.222", "4", "36"]
+    assert rows["gpipe"] == ["27", "33.3 %", "0.222", "6", "36"]
+    assert rows["interleaved"] == ["not in this size", "", "", "", ""]
+
+
+def test_explore_model_searches_under_the_memory_limit() -> None:
+    view = look(Settings("search", num_ranks=4, num_microbatches=8, memory_limit=3))
+    assert view.trace is not None
+    assert max(kept(view.trace, remat=False)) <= 3
+    assert "limit" not in view.sentences[2]
+
+
+def test_explore_model_says_which_ranks_break_the_memory_limit() -> None:
+    # 1F1B keeps 4, 3, 2, 1
+    assert (
+        look(Settings("one_f_one_b", 4, 8, memory_limit=2.5))
+        .sentences[2]
+        .endswith("That is over the limit of 2.5 on ranks 0, 1.")
+    )
+    assert "limit" not in look(Settings("one_f_one_b", 4, 8, memory_limit=4)).sentences[2]
+
+
+def test_explore_model_keeps_inputs_only_where_forwards_run_again() -> None:
+    trace = look(Settings("gpipe", num_ranks=2, num_microbatches=6, remat=True)).trace
+    assert trace is not None
+    assert sum(span.recompute for span in trace.spans) == 12
+    # six inputs of one layer in twelve, and one whole activation
+    assert kept(trace, remat=True) == pytest.approx((6 / 12 + 1, 6 / 12 + 1))
+    assert kept(trace, remat=False) == (6, 6)
 
 
 def test_explore_model_names_the_bubble_with_its_denominator_and_formula() -> None:
@@ -198,6 +355,7 @@ def test_explore_shows_the_picture_and_sentences_of_its_model() -> None:
         ("I", 2.0),
         ("W", 2.0),
         ("delay", 0.5),
+        ("remat", True),
     ],
 )
 def test_explore_follows_every_control(control: str, value: object) -> None:
@@ -242,10 +400,67 @@ def test_explore_stores_text_where_there_is_no_picture() -> None:
     assert "image/png" not in stored
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_explore_shows_each_mode_and_follows_time_where_it_matters(mode: str) -> None:
+    explorer = explore(mode=mode, schedule="zb_h1", num_ranks=3)
+    assert explorer.mode.value == mode
+    assert shown(explorer)
+    assert ET.fromstring(explorer.picture.value).findtext(f"{SVG}title")
+    before = explorer.panel.value + explorer.words.value + explorer.cursor.value
+    explorer.time.value = explorer.time.max
+    after = explorer.panel.value + explorer.words.value + explorer.cursor.value
+    assert (before != after) is (mode in ("data", "state"))
+    assert (explorer.time.layout.display != "none") is (mode in ("data", "state"))
+
+
+@hypothesis_settings(max_examples=40, deadline=None)
+@given(any_settings, st.sampled_from(MODES), st.integers(0, 200))
+def test_explore_keeps_up_with_any_moves(settings: Settings, mode: str, time: int) -> None:
+    moved = _EXPLORER[0] if _EXPLORER else explore()
+    _EXPLORER[:] = [moved]
+    moved.mode.value, moved.time.value = mode, time
+    for name, value in asdict(settings).items():
+        moved.controls[name].value = value
+    assert shown(moved)
+    drawn = look(moved.settings).trace is not None
+    assert bool(moved.picture.value) is drawn
+    assert moved.run.disabled is not drawn
+
+
+_EXPLORER: list[Explorer] = []  # one for all examples: what one leaves must not disturb the next
+
+
+@pytest.mark.timeout(60)
+def test_explore_runs_exactly_what_it_shows() -> None:
+    explorer = explore(schedule="gpipe", num_ranks=2, num_microbatches=2, delay=0.5, remat=True, mode="architecture")
+    assert "sends 4 messages, 4,096 bytes." in explorer.words.value
+    explorer.run.click()
+    words, predicted, paced = explorer.ran.value.split("<svg")
+    assert "every gradient equals plain training" in words
+    assert "4,096 bytes" in words
+    for picture in (predicted, paced):
+        assert picture.count(" again, rank") == 4
+    explorer.controls["F"].value = 2.0
+    assert explorer.ran.value == ""
+
+
+def test_explore_says_why_it_cannot_run() -> None:
+    explorer = explore(schedule="pipedream")
+    explorer.run.click()
+    assert "It did not run: schedule &#x27;pipedream&#x27; has weight updates among its actions" in explorer.ran.value
+
+
 def test_explore_labels_every_control() -> None:
-    labels = [control.description for control in explore().controls.values()]
-    assert all(labels)
+    explorer = explore()
+    labels = [control.description for control in explorer.controls.values()]
     assert len(set(labels)) == len(asdict(Settings()))
+    labels += [control.description for control in (explorer.mode, explorer.compare, explorer.time, explorer.run)]
+    assert all(labels)
+
+
+def test_explore_refuses_a_mode_that_is_none() -> None:
+    with pytest.raises(ScheduleError, match="there is no mode 'memory'; choose one of performance, architecture"):
+        explore(mode="memory")
 
 
 def test_explore_keeps_a_first_value_beyond_its_sliders() -> None:
@@ -259,5 +474,7 @@ def test_explore_refuses_what_no_control_could_say() -> None:
         explore(num_ranks=0)
     with pytest.raises(CostError, match="F must be finite and not negative, got -1"):
         explore(F=-1)
+    with pytest.raises(CostError, match="memory_limit must be a number of micro-batches, or 0 for none, got -1"):
+        explore(memory_limit=-1)
     with pytest.raises(TypeError, match="ranks"):
         explore(ranks=4)
