@@ -114,6 +114,17 @@ def test_svg_escapes_a_schedules_name() -> None:
     assert (ET.fromstring(gantt_svg(trace)).findtext(f"{SVG}title") or "").startswith("<b> & co, 1 rank, 1 micro-batch")
 
 
+def test_svg_squeezes_a_long_name_beside_the_numbers() -> None:
+    def headline_of(name: str) -> ET.Element:
+        return next(
+            iter(ET.fromstring(gantt_svg(simulate(Schedule.from_text("0F0 0B0", name=name)))).iter(f"{SVG}text"))
+        )
+
+    assert "textLength" not in headline_of("short").attrib
+    numbers = "makespan 3, bubble 0.0 % of makespan × 1 rank"
+    assert 300 < float(headline_of("long " * 30).attrib["textLength"]) < 980 - 112 - 6 * len(numbers)
+
+
 def test_svg_refuses_a_trace_without_spans() -> None:
     with pytest.raises(CostError, match="holds no spans"):
         gantt_svg(replace(simulate(gpipe(2, 2)), spans=()))

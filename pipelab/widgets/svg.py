@@ -80,10 +80,12 @@ def gantt_svg(
     unit = unit or unit_of(trace)
     numbers, name = shares(trace, unit), title or headline(trace)
     grid = Grid.of(trace, until)
+    room = WIDTH - _LEFT - _RIGHT - 6.3 * len(numbers) - 12  # for the name, by the usual width of the numbers' letters
+    squeezed = f' textLength="{room:.0f}" lengthAdjust="spacingAndGlyphs"' if 7.8 * len(name) > room else ""
     return "".join(
         [
             opening(grid.height, name, in_words(trace, unit)),
-            f'<text x="{_LEFT}" y="18" font-size="13.5" font-weight="600">{escape(name)}</text>',
+            f'<text x="{_LEFT}" y="18" font-size="13.5" font-weight="600"{squeezed}>{escape(name)}</text>',
             f'<text x="{WIDTH - _RIGHT}" y="18" text-anchor="end">{escape(numbers)}</text>',
             f'<text x="{WIDTH - _RIGHT + 8}" y="18">idle</text>',
             *_rows(trace, grid, pattern),
