@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isclose
+from math import isclose, isnan
 from typing import Any
 
 
@@ -16,16 +16,12 @@ def expect(what: str, found: Any, right: Any, slips: Mapping[Any, str] | None = 
     try:
         number = float(found)
     except (TypeError, ValueError):
-        raise AssertionError(f"{what} should be a number, got {_short(found)}") from None
+        raise AssertionError(f"{what} should be a number, got {found!r:.60}") from None
     if isclose(number, float(right), rel_tol=within, abs_tol=within):
         return
     for wrong, reading in (slips or {}).items():
         if isclose(number, float(wrong), rel_tol=within, abs_tol=within):
-            raise AssertionError(f"{what} is not {_short(found)}. {reading}")
-    size = "large" if number > right else "small" if number < right else "undefined"
-    raise AssertionError(f"{what} is not {_short(found)}: that is too {size}")
-
-
-def _short(value: Any) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+            raise AssertionError(f"{what} is not {number:.6g}. {reading}")
+    if isnan(number):
+        raise AssertionError(f"{what} is not a number")
+    raise AssertionError(f"{what} is not {number:.6g}: that is too {'large' if number > right else 'small'}")

@@ -98,8 +98,8 @@ def test_exercises_mutants_are_caught_and_told_why(assignment: Assignment) -> No
         for mutant in mutants:
             answer = mutant.text(exercise.solution)
             assert answer != exercise.solution
-            said = verdict(answer, exercise.check, assignment.given)
             seen = verdict(answer, exercise.visible_check, assignment.given)
+            said = seen or verdict(answer, exercise.check, assignment.given)
             caught = "visible" if seen else "hidden" if said else "NOT CAUGHT"
             print(f"{assignment.name}  {task:20} {mutant.name:40} {caught:10} {' '.join(said.split())[:120]}")
             as_meant = (
