@@ -6,11 +6,11 @@ simple first drafts; the best of them are changed, one thing at a time, until no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from math import inf
+from collections.abc import Callable, Iterator, Sequence
+from math import ceil, floor, inf
 from typing import Any, NamedTuple
 
-from pipelab.schedules._block import Block, block, repeat, tight_block
+from pipelab.schedules._block import Block, repeat, tight_block
 from pipelab.schedules._squeeze import Overtaking, Squeezed, Task, squeeze
 
 _EFFORT = 400_000  # actions squeezed, about; in tries, not in seconds, so that a search repeats itself
@@ -93,16 +93,34 @@ class _Climb:
                     yield Draft(way, overtaking, patience, fair)
 
     def first_ways(self) -> Iterator[Block]:
-        """The same steps all the way: short ones keep little, long ones wait little."""
-        placement = self.task.placement
+        """Short ways keep little, long ways wait little."""
         if self.stages == self.ranks:
-            for lead in (*_LEADS, self.microbatches):
-                yield block(placement, down=1, up=self.period * lead - 1)
+            yield from map(self.ahead, self.first_leads())
         else:
             for down, up in _STEPS:
-                yield tight_block(placement, down=down, up=up, period=self.period)
+                yield tight_block(self.task.placement, down=down, up=up, period=self.period)
         count = 2 * self.stages
         yield tuple(self.period * station / count for station in range(count))  # one micro-batch at a time
+
+    def ahead(self, leads: Sequence[float]) -> Block:
+        """The block in which stage s does the F of `leads[s]` micro-batches, rounded, before its first I."""
+        first_backward = [self.period * max(1, round(lead)) - 1.0 for lead in reversed(leads)]
+        return (*(0.0 for _ in leads), *first_backward)
+
+    def first_leads(self) -> Iterator[Sequence[float]]:
+        """More by a fixed step from rank to rank; and as many as there is time for until the first gradient is back."""
+        ranks_behind = range(self.ranks - 1, -1, -1)
+        for step in _LEADS:
+            yield [1 + step * behind for behind in ranks_behind]
+        yield [self.microbatches] * self.ranks
+        wait, fit = 0.0, list[float]()
+        for rank in ranks_behind:
+            forward, backward = self.task.F[rank], self.task.I[rank]
+            wait += forward
+            fit.insert(0, wait / forward if forward else 1.0)
+            wait += backward + 2 * (self.task.hop[rank - 1] if rank else 0.0)
+        yield list(map(floor, fit))
+        yield list(map(ceil, fit))
 
     # --- what to change -----------------------------------------------------------------------------------------------
 
