@@ -54,10 +54,9 @@ def hooked() -> nn.Sequential:
     return model
 
 
-def tied() -> nn.Sequential:
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    model[1].weight = model[0].weight
-    return model
+def one_norm() -> nn.Sequential:
+    norm = nn.BatchNorm1d(8)
+    return nn.Sequential(norm, norm)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
@@ -73,7 +72,11 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "OwnForward has a forward",
     ),
     "a parameter of its own": ({"model": own_parameter()}, EngineError, "has scale of its own, outside all layers"),
-    "a weight on two ranks": ({"model": tied()}, EngineError, r"0.weight on rank 0 and 1.weight on rank 1 are one"),
+    "a buffer on two ranks": (
+        {"model": one_norm()},
+        EngineError,
+        "0.running_mean on rank 0 and 1.running_mean on rank 1 are one",
+    ),
     "a GPU model": (
         {"model": mlp().to("meta")},
         EngineError,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import cloudpickle
@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from pairwise import covering, everything
 from plain_training import largest_difference, same_to_the_bit
 from torch import Tensor, nn
 
@@ -57,7 +58,7 @@ def network(num_layers: int) -> nn.Sequential:
     """Layers of several kinds, at least `num_layers`: with statistics, without weights, writing in place."""
     torch.manual_seed(7)
     block = [
-        nn.Linear(10, 10),
+        nn.Linear(10, 10, bias=False),  # a bias would not matter to BatchNorm: its gradient is rounding alone
         nn.BatchNorm1d(10),
         nn.ReLU(inplace=True),
         nn.Linear(10, 10),
@@ -127,20 +128,82 @@ def test_pipeline_equals_whole_batches(name: str, ranks_of: Callable[[int], pl.R
         assert largest_difference(pipe.state_dict(), reference.state_dict()) < 1e-6
 
 
-@pytest.mark.parametrize("remat", ["stage", "layer", 2])
-@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "zb_h1", "interleaved"])
-def test_pipeline_trains_the_same_with_remat(name: str, remat: Any, ranks_of: Callable[[int], pl.Ranks]) -> None:
-    schedule = pl.SCHEDULES[name](2, 4)
-    model = network(schedule.num_stages)
+EVERYTHING: dict[str, Sequence[Any]] = {
+    "name": RUNS,
+    "size": [(1, 2), (2, 4), (3, 6)],
+    "remat": ["none", "stage", "layer", 2],
+    "batchnorm": ["microbatch", "minibatch"],
+    "samples": [(24, 24, 24, 24, 24), (24, 19, 30, 17, 24)],
+    "dropout": [False, True],
+    "tied": [False, True],
+}
+
+
+def of_everything(num_layers: int, *, dropout: bool, tied: bool) -> nn.Sequential:
+    """A network in float64 whose first and last Linear may have one weight, on whatever ranks they are."""
+    layers = [*network(num_layers)[:-1], nn.Dropout(0.3 if dropout else 0.0), nn.Linear(10, 10)]
+    if tied:
+        layers[-1].weight = layers[0].weight
+    return nn.Sequential(*layers).double()
+
+
+def check_everything(case: dict[str, Any], ranks_of: Callable[[int], pl.Ranks]) -> None:
+    """Five steps with Adam, and after every one of them loss, gradients, parameters and buffers.
+
+    To the bit, but for what is summed in another order: a tied weight, and the statistics of a whole mini-batch.
+    """
+    p, m = case["size"]
+    schedule = pl.SCHEDULES[case["name"]](p, m)
+    model = of_everything(schedule.num_stages, dropout=case["dropout"], tied=case["tied"])
     reference = copy.deepcopy(model)
     optimizer = adam(reference.parameters())
-    with pl.Pipeline(model, schedule, loss_fn=F.cross_entropy, optimizer=adam, ranks=ranks_of(2), remat=remat) as pipe:
-        for inputs, targets in batches(24, 19):
-            pipe.step(inputs, targets)
+    torch.manual_seed(5)
+    with pl.Pipeline(
+        model,
+        schedule,
+        loss_fn=F.cross_entropy,
+        optimizer=adam,
+        ranks=ranks_of(p),
+        remat=case["remat"],
+        batchnorm=case["batchnorm"],
+    ) as pipe:
+        for number, (inputs, targets) in enumerate(batches(*case["samples"])):
+            loss = pipe.step(inputs.double(), targets).loss
             optimizer.zero_grad()
-            plain_training.step(reference, inputs, targets, F.cross_entropy, schedule)
+            assert loss == pytest.approx(
+                plain_training.step(
+                    *(reference, inputs.double(), targets, F.cross_entropy, schedule),
+                    batchnorm=case["batchnorm"],
+                    dropout=(5, number),
+                ),
+                rel=1e-12,
+            )
+            gradients = {name: p.grad for name, p in reference.named_parameters(remove_duplicate=False)}
             optimizer.step()
-        assert same_to_the_bit(pipe.state_dict(), reference.state_dict())
+            ours, theirs = pipe.state_dict(), reference.state_dict()
+            if case["tied"]:
+                assert largest_difference(pipe.gradients(), gradients) < 1e-10
+                assert largest_difference(ours, theirs) < 1e-10
+            else:
+                assert same_to_the_bit(pipe.gradients(), gradients)
+                summed = [n for n in theirs if "running" in n and case["batchnorm"] == "minibatch"]
+                assert largest_difference({n: ours.pop(n) for n in summed}, {n: theirs.pop(n) for n in summed}) < 1e-12
+                assert same_to_the_bit(ours, theirs)
+
+
+@pytest.mark.parametrize("case", covering(EVERYTHING), ids=lambda case: "-".join(map(str, case.values())))
+def test_pipeline_trains_the_same_with_any_two_things_together(
+    case: dict[str, Any], ranks_of: Callable[[int], pl.Ranks]
+) -> None:
+    check_everything(case, ranks_of)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", everything(EVERYTHING), ids=lambda case: "-".join(map(str, case.values())))
+def test_pipeline_trains_the_same_with_everything_together(
+    case: dict[str, Any], ranks_of: Callable[[int], pl.Ranks]
+) -> None:
+    check_everything(case, ranks_of)
 
 
 def with_dropout() -> nn.Sequential:

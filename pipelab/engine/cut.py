@@ -88,20 +88,3 @@ def _check(slices: Sequence[slice], num_stages: int, num_layers: int) -> None:
         at = stop
     if at != num_layers:
         raise PartitionError(f"the partition ends before layer {at}, but the model has {num_layers} layers")
-
-
-def check_sharing(pieces: Sequence[Piece], placement: Sequence[int]) -> None:
-    """Raise EngineError where two ranks would get copies of one parameter or buffer, which would drift apart."""
-    seen: dict[int, tuple[int, str]] = {}
-    for rank, piece in zip(placement, pieces, strict=True):
-        named = [
-            *piece.layers.named_parameters(remove_duplicate=False),
-            *piece.layers.named_buffers(remove_duplicate=False),
-        ]
-        for name, tensor in named:
-            other, first = seen.setdefault(id(tensor), (rank, name))
-            if other != rank:
-                raise EngineError(
-                    f"{first} on rank {other} and {name} on rank {rank} are one and the same tensor, which the engine "
-                    "cannot share between ranks: give a partition that puts both on one rank, or untie them"
-                )

@@ -16,11 +16,12 @@ from pipelab.costs import Costs
 from pipelab.dependencies import graph
 from pipelab.engine import batch, resident
 from pipelab.engine.batchnorm import check_layers
-from pipelab.engine.cut import check_sharing, cut
+from pipelab.engine.cut import cut
 from pipelab.engine.message import Value, wrap
 from pipelab.engine.options import Clock, LossFunction, OptimizerFactory, Options, Remat
 from pipelab.engine.resident import Recipe
 from pipelab.engine.result import StepResult, put_together
+from pipelab.engine.tying import find_ties
 from pipelab.errors import EngineError, RankError, SizeError
 from pipelab.lower import lower
 from pipelab.ranks import Ranks
@@ -49,6 +50,7 @@ class Pipeline:
     - `max_norm`: the largest norm that all gradients together may have; longer ones are scaled down.
     - `measure_memory`: a step tells its peak, which costs a tenth of its time.
 
+    A parameter that layers on several ranks share has the sum of their gradients, and stays the same on all of them.
     Dropout depends on `torch.initial_seed()`, step, layer and micro-batch: it is the same in every schedule and split.
     Raises PipelabError for what cannot run, before anything is sent to the ranks.
     """
@@ -86,7 +88,7 @@ class Pipeline:
         options.fit(schedule)
         program = lower(schedule)
         pieces = cut(model, schedule.num_stages, partition)
-        check_sharing(pieces, schedule.placement)
+        ties = find_ties(pieces, schedule.placement)
         if batchnorm == "minibatch":
             check_layers(model)
         g = graph(schedule)
@@ -95,6 +97,7 @@ class Pipeline:
         self._pace = pace
         self._sources = {g.actions[i]: g.actions[source] for i, source in enumerate(g.neighbour) if source >= 0}
         self._shapes = {name: value.shape for piece in pieces for name, value in _tensors(piece.layers).items()}
+        self._ties = [tie.names for tie in ties]
         self._over = ""  # why this pipeline can no longer be used
         self._key = next(_keys)
         forgotten = _gone.setdefault(ranks, [])
@@ -106,6 +109,7 @@ class Pipeline:
                 num_stages=schedule.num_stages,
                 num_microbatches=schedule.num_microbatches,
                 last_rank=schedule.placement[-1],
+                ties=[tie.by_rank for tie in ties if rank in tie.by_rank and len(tie.by_rank) > 1],
                 options=options,
             )
             for rank in range(schedule.num_ranks)
@@ -168,7 +172,10 @@ class Pipeline:
         """Take parameters and buffers from `state`; raises EngineError unless it has the model's names and shapes."""
         self._check_open()
         _check_state(state, self._shapes)
-        self._call("load_state", [(dict(state),) for _ in self._all])
+        values = dict(state)
+        for names in self._ties:
+            values |= dict.fromkeys(names, state[names[-1]])  # the last one stays in the model, too
+        self._call("load_state", [(values,) for _ in self._all])
 
     def close(self) -> None:
         """Let the ranks forget the stages. The ranks stay, for another pipeline."""
@@ -216,6 +223,8 @@ class Pipeline:
         """The ranks' dicts as one, in the order of the model's layers."""
         self._check_open()
         found = {name: value for part in self._call(method, [()] * len(self._all)) for name, value in part.items()}
+        for names in self._ties:
+            found |= dict.fromkeys(names, found[names[0]])  # one tensor, as in the model
         return {name: found.pop(name) for name in self._shapes if name in found} | found
 
     def _check_open(self) -> None:

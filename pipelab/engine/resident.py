@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipelab.action import Action, Kind
@@ -19,6 +20,7 @@ from pipelab.engine.message import Value, unwrap
 from pipelab.engine.options import Options
 from pipelab.engine.pace import Pace
 from pipelab.engine.stage import Stage
+from pipelab.engine.tying import Shared
 from pipelab.engine.update import Update
 from pipelab.engine.worker import Arrival, Timing, Worker
 from pipelab.errors import EngineError
@@ -36,6 +38,7 @@ class Recipe:
     num_stages: int
     num_microbatches: int
     last_rank: int  # the one with the last stage
+    ties: Sequence[Mapping[int, str]]  # parameters that other ranks have too: one of their names, by rank
     options: Options
 
 
@@ -58,11 +61,13 @@ class Resident:
         options = recipe.options
         self._recipe, self._options = recipe, options
         self._modules = nn.ModuleList(layers for _, layers in recipe.layers.values())
+        by_name = dict(self._named_parameters())
         self._update = Update(
             list(self._modules.parameters()),
             optimizer=options.optimizer,
             max_norm=options.max_norm,
             root=recipe.last_rank,
+            shared=[Shared(by_name[names[dist.get_rank()]], list(names)) for names in recipe.ties],
         )
         minibatch = options.batchnorm == "minibatch"
         self._statistics = MinibatchStatistics(self._modules, recipe.num_microbatches) if minibatch else None
@@ -146,8 +151,7 @@ class Resident:
         """The gradient of every parameter of this rank, by its name in the whole model."""
         return {
             name: None if parameter.grad is None else parameter.grad.detach()
-            for layers in self._modules
-            for name, parameter in layers.named_parameters(remove_duplicate=False)
+            for name, parameter in self._named_parameters()
         }
 
     def state(self) -> dict[str, Any]:
@@ -158,6 +162,11 @@ class Resident:
         """Take the values of `state`, which has exactly this rank's names."""
         for layers in self._modules:
             layers.load_state_dict({name: state[name] for name in layers.state_dict()})
+
+    def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """All parameters, under all their names in the whole model."""
+        for layers in self._modules:
+            yield from layers.named_parameters(remove_duplicate=False)
 
 
 def settle(key: int, recipe: Recipe, gone: Sequence[int]) -> None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipelab.engine.options import OptimizerFactory
+from pipelab.engine.tying import Shared
 from pipelab.errors import EngineError
 
 
@@ -17,7 +18,7 @@ class Update:
     """The parameters of one rank and the optimizer that updates them, the same on every rank at the same time.
 
     A step without an update leaves its gradients, and the next step's are added to them, as `backward()` does in torch.
-    `root` is the rank that computes the loss.
+    `root` is the rank that computes the loss; of `shared` parameters other ranks have copies.
     """
 
     def __init__(
@@ -27,25 +28,34 @@ class Update:
         optimizer: OptimizerFactory | None = None,
         max_norm: float | None = None,
         root: int = 0,
+        shared: Sequence[Shared] = (),
     ) -> None:
         self.parameters = parameters
         self.optimizer = optimizer(parameters) if optimizer and parameters else None
         self._max_norm = max_norm
         self._root = root
+        self._shared = shared
         self._counts: bool | None = None  # whether the loss comes with counts: not known before the first step
         self._used = True  # whether the gradients that are there have been used
         self._earlier: dict[nn.Parameter, Tensor] = {}
 
     def begin(self) -> None:
-        """A step begins: used gradients go, and those that must not be divided by this step's count go aside."""
-        if self._counts and not self._used:
-            self._earlier = {p: p.grad for p in self.parameters if p.grad is not None}
-        if self._counts or self._used:
-            for parameter in self.parameters:
-                parameter.grad = None
+        """A step begins: used gradients go, and go aside if this step's must be divided or added up without them."""
+        if self._used:
+            aside: Sequence[nn.Parameter] = ()
+        else:
+            aside = self.parameters if self._counts else [shared.parameter for shared in self._shared]
+        self._earlier = {p: p.grad for p in aside if p.grad is not None}
+        for parameter in self.parameters if self._used else aside:
+            parameter.grad = None
 
     def finish(self, count: float | None, update: bool) -> float | None:
-        """Divide by the count that `root` knows, clip, and update where asked; the norm where gradients are clipped."""
+        """Add up what is shared, divide by the count that `root` knows, clip, and update where asked.
+
+        Returns the norm where gradients are clipped.
+        """
+        for shared in self._shared:
+            shared.add_up()
         self._divide(count)
         for parameter, gradient in self._earlier.items():
             parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
@@ -75,12 +85,17 @@ class Update:
 
     def _clip(self, max_norm: float) -> float:
         """Scale all gradients so that their norm over all ranks is at most `max_norm`, as torch's `clip_grad_norm_`."""
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
+        elsewhere = {shared.parameter for shared in self._shared if not shared.counts_here}
+        gradients = {parameter: parameter.grad for parameter in self.parameters if parameter.grad is not None}
+        norms = [
+            torch.linalg.vector_norm(gradient, dtype=torch.float64)
+            for parameter, gradient in gradients.items()
+            if parameter not in elsewhere
+        ]
         square = torch.stack(norms).square().sum() if norms else torch.zeros((), dtype=torch.float64)
         dist.all_reduce(square)
         norm = square.sqrt().item()
         scale = min(1.0, max_norm / (norm + 1e-6)) if math.isfinite(norm) else max_norm / norm
-        for gradient in gradients:
+        for gradient in gradients.values():
             gradient.mul_(scale)
         return norm
