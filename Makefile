@@ -5,7 +5,7 @@
 #   NB=notebooks/03_microbatches.ipynb     one notebook for book, html and test-book
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test test-all test-code test-book check fix book exercises html bench
+.PHONY: help setup lab test test-all test-code test-book check fix book exercises grading html bench
 
 # The environment's programs come first, so that `!python` and `!torchrun` in a cell are ours too.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -70,6 +70,9 @@ book: setup ## execute the notebooks and store their outputs in canonical form
 
 exercises: setup ## make the students' notebooks from their masters in solutions/
 	@$(PY) -m tools.exercises
+
+grading: setup ## add nbgrader to .venv; its tests then run instead of being skipped
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[grade]'
 
 html: setup ## the stored notebooks as web pages, in build/html
 	@$(PY) -m nbconvert --to html --embed-images --output-dir build/html $(NB)

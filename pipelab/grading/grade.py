@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -92,11 +93,12 @@ def _execute(notebook: Notebook, folder: Path, cell_timeout_s: float) -> tuple[d
         allow_errors=True,
         kernel_name="python3",
         record_timing=False,
+        extra_arguments=["--log-level=ERROR"],
         resources={"metadata": {"path": str(folder)}},
         on_cell_executed=executed,
     )
     try:
-        client.execute()
+        client.execute(stdout=subprocess.DEVNULL)  # a copy of what child processes print
     except exceptions.DeadKernelError:
         return messages, "the kernel died before this check, or in it"
     return messages, ""

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from importlib import import_module
 
 import pytest
-from assignment import HEADING, KINDS, MASTERS, TERMS, Assignment, Mutant, verdict
+from assignment import HEADING, KINDS, MASTERS, ROOT, TERMS, Assignment, Mutant, verdict
 
 from pipelab.grading.markers import is_answer, is_check, points_of, task_of
 
 SEEDS = range(1, 13)
+TEACHING = (ROOT / "docs" / "teaching.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module", params=MASTERS, ids=lambda path: path.stem)
@@ -30,6 +31,17 @@ def mutants_of(assignment: Assignment) -> dict[str, list[Mutant]]:
 
 def test_exercises_there_are_masters() -> None:
     assert MASTERS
+
+
+def test_exercises_teaching_plan_names_every_assignment(assignment: Assignment) -> None:
+    (row,) = re.findall(rf"`{assignment.name}`: (\d) exercises, (\d+) points, (\d+) minutes", TEACHING)
+    terms = [TERMS.search(exercise.words) for exercise in assignment.exercises.values()]
+    points, minutes = (sum(int(found[what]) for found in terms if found) for what in ("points", "minutes"))
+    assert tuple(map(int, row)) == (len(assignment.exercises), points, minutes)
+
+
+def test_exercises_teaching_plan_names_no_other() -> None:
+    assert set(re.findall(r"`(\d\d_\w+)`:", TEACHING)) == {path.stem for path in MASTERS}
 
 
 def test_exercises_say_what_they_ask_and_what_it_is_worth(assignment: Assignment) -> None:
