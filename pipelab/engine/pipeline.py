@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from pipelab.action import Kind
 from pipelab.costs import Costs
 from pipelab.dependencies import graph
-from pipelab.engine import batch, resident
+from pipelab.engine import batch, checkpoint, resident
 from pipelab.engine.batchnorm import check_layers
 from pipelab.engine.cut import cut
 from pipelab.engine.message import Value, wrap
@@ -22,7 +23,7 @@ from pipelab.engine.options import Clock, LossFunction, OptimizerFactory, Option
 from pipelab.engine.resident import Recipe
 from pipelab.engine.result import StepResult, put_together
 from pipelab.engine.tying import find_ties
-from pipelab.errors import EngineError, RankError, SizeError
+from pipelab.errors import CheckpointError, EngineError, RankError, SizeError
 from pipelab.lower import lower
 from pipelab.ranks import Ranks
 from pipelab.schedule import Schedule
@@ -171,11 +172,48 @@ class Pipeline:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take parameters and buffers from `state`; raises EngineError unless it has the model's names and shapes."""
         self._check_open()
-        _check_state(state, self._shapes)
+        if reasons := checkpoint.check_state(state, self._shapes):
+            raise EngineError("\n  ".join(["the state_dict is not of this model, and nothing was loaded:", *reasons]))
         values = dict(state)
         for names in self._ties:
             values |= dict.fromkeys(names, state[names[-1]])  # the last one stays in the model, too
         self._call("load_state", [(values,) for _ in self._all])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint: parameters, buffers, the optimizer's state, and what dropout depends on.
+
+        Its names are those of the model, whatever the split. Whatever happens, `path` is the old file or the whole new
+        one. Raises CheckpointError where it cannot be written, or where gradients still wait for an update.
+        """
+        self._check_open()
+        parts = self._call("training_state", [()] * len(self._all))
+        if any(part["waiting"] for part in parts):
+            raise CheckpointError("gradients of step(..., update=False) wait for an update: save after that one")
+        checkpoint.write(path, {"model": self.state_dict(), "training": checkpoint.merge(parts, self._ties)})
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], model: nn.Module, schedule: Schedule, *, ranks: Ranks, **options: Any
+    ) -> Pipeline:
+        """A new Pipeline that goes on from a checkpoint, with any schedule, partition and number of ranks.
+
+        `options` are those of `Pipeline(...)`. The next step is the one that would have come after `save`, with the
+        same dropout. Without an optimizer, here or there, only parameters and buffers are taken.
+        Raises CheckpointError for a file that is damaged or of another model, and changes nothing then.
+        """
+        content = checkpoint.read(path)
+        reasons = checkpoint.check_state(content["model"], {name: t.shape for name, t in _tensors(model).items()})
+        if not reasons:
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(content["training"]["seed"])
+                pipe = cls(model, schedule, ranks=ranks, **options)
+            found = pipe._call("load_training_state", [(content["training"],) for _ in pipe._all])
+            reasons = list(dict.fromkeys(reason for part in found for reason in part))
+            if not reasons:
+                pipe.load_state_dict(content["model"])
+                return pipe
+            pipe.close()
+        raise CheckpointError("\n  ".join([f"{path} does not fit, and nothing was loaded:", *reasons]))
 
     def close(self) -> None:
         """Let the ranks forget the stages. The ranks stay, for another pipeline."""
@@ -233,7 +271,8 @@ class Pipeline:
         if self._over:
             raise EngineError(
                 f"this pipeline is over, because {self._over}. Build it again with Pipeline(model, schedule, ...); "
-                "to go on from earlier values, give it a state_dict() of before by load_state_dict()"
+                "to go on from earlier values, take Pipeline.load(path, model, schedule, ...) with the path of a "
+                "checkpoint, or give the new one a state_dict() of before by load_state_dict()"
             )
 
 
@@ -275,19 +314,6 @@ def _shares(parts: Sequence[Value], samples: int) -> list[float]:
 
 def _tensors(layers: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in layers.state_dict().items() if isinstance(value, Tensor)}
-
-
-def _check_state(state: Mapping[str, Any], shapes: Mapping[str, torch.Size]) -> None:
-    missing = [name for name in shapes if name not in state]
-    unknown = [name for name in state if name not in shapes]
-    wrong = [
-        f"{name} is {tuple(state[name].shape)}, in the model {tuple(shape)}"
-        for name, shape in shapes.items()
-        if isinstance(state.get(name), Tensor) and state[name].shape != shape
-    ]
-    reasons = [f"{name} is missing" for name in missing] + [f"{name} is not in the model" for name in unknown] + wrong
-    if reasons:
-        raise EngineError("the state_dict is not of this model, and nothing was loaded:\n  " + "\n  ".join(reasons))
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pipelab.action import Action, Kind
 from pipelab.engine.batchnorm import MinibatchStatistics
 from pipelab.engine.channel import Channel
+from pipelab.engine.checkpoint import load_optimizer_state, optimizer_state
 from pipelab.engine.live_bytes import LiveBytes
 from pipelab.engine.loss import Loss
 from pipelab.engine.message import Value, unwrap
@@ -162,6 +163,25 @@ class Resident:
         """Take the values of `state`, which has exactly this rank's names."""
         for layers in self._modules:
             layers.load_state_dict({name: state[name] for name in layers.state_dict()})
+
+    def training_state(self) -> dict[str, Any]:
+        """What the next step depends on besides parameters and buffers."""
+        optimizer = self._update.optimizer
+        return {
+            "seed": self._options.seed,
+            "steps": self._steps,
+            "waiting": self._update.waiting,
+            "optimizer": optimizer and optimizer_state(optimizer, dict(self._named_parameters())),
+        }
+
+    def load_training_state(self, state: Mapping[str, Any]) -> list[str]:
+        """Go on from there; the reasons why that is not possible, and then nothing has changed."""
+        optimizer, saved, reasons = self._update.optimizer, state["optimizer"], []
+        if optimizer is not None and saved is not None:
+            reasons = load_optimizer_state(optimizer, dict(self._named_parameters()), saved)
+        if not reasons:
+            self._steps = state["steps"]
+        return reasons
 
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """All parameters, under all their names in the whole model."""

@@ -49,6 +49,11 @@ class Update:
         for parameter in self.parameters if self._used else aside:
             parameter.grad = None
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there are gradients that no update has used yet."""
+        return not self._used
+
     def finish(self, count: float | None, update: bool) -> float | None:
         """Add up what is shared, divide by the count that `root` knows, clip, and update where asked.
 
