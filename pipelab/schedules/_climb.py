@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from pipelab.schedules._block import Block, repeat, tight_block
 from pipelab.schedules._squeeze import Overtaking, Squeezed, Task, squeeze
 
-_EFFORT = 400_000  # actions squeezed, about; in tries, not in seconds, so that a search repeats itself
-_FEWEST_TRIES = 100
+_EFFORT = 700_000  # actions squeezed, about: tries, not seconds, so that a search repeats itself
+_FEWEST_TRIES = 120
 _CLIMBS = 5
 
 _OVERTAKING: tuple[Overtaking, ...] = ("never", "backward", "ramps", "always")
@@ -50,12 +50,14 @@ class _Climb:
 
     def run(self) -> list[Squeezed]:
         best, first = inf, list[tuple[Squeezed, Draft]]()
-        for draft in self.first_drafts():
-            result = self.squeeze(draft, give_up_at=1.1 * best)
-            if result is not None:
-                best = min(best, result.cost)
-                first.append((result, draft))
-        first.sort(key=lambda pair: pair[0].cost)
+        for way in self.first_ways():
+            # several rules for each way, of which the best is kept: climbs begin in different places
+            tried = [(self.squeeze(draft, give_up_at=1.1 * best), draft) for draft in self.with_rules(way)]
+            found = [(result, draft) for result, draft in tried if result is not None]
+            if found:
+                first.append(min(found, key=_cost))
+                best = min(best, first[-1][0].cost)
+        first.sort(key=_cost)
         return [self.top(draft, result) for result, draft in first[:_CLIMBS]]
 
     def top(self, draft: Draft, result: Squeezed) -> Squeezed:
@@ -85,12 +87,11 @@ class _Climb:
 
     # --- where to begin -----------------------------------------------------------------------------------------------
 
-    def first_drafts(self) -> Iterator[Draft]:
+    def with_rules(self, way: Block) -> Iterator[Draft]:
         rules = ((1.0, True), (1.0, False), (0.0, False)) if self.task.split else ((1.0, False),)
-        for way in self.first_ways():
-            for patience, fair in rules:
-                for overtaking in _OVERTAKING[:3]:
-                    yield Draft(way, overtaking, patience, fair)
+        for patience, fair in rules:
+            for overtaking in _OVERTAKING[:3]:
+                yield Draft(way, overtaking, patience, fair)
 
     def first_ways(self) -> Iterator[Block]:
         """Short ways keep little, long ways wait little."""
@@ -108,11 +109,8 @@ class _Climb:
         return (*(0.0 for _ in leads), *first_backward)
 
     def first_leads(self) -> Iterator[Sequence[float]]:
-        """More by a fixed step from rank to rank; and as many as there is time for until the first gradient is back."""
+        """As many as there is time for until the first gradient is back; and more by a fixed step from rank to rank."""
         ranks_behind = range(self.ranks - 1, -1, -1)
-        for step in _LEADS:
-            yield [1 + step * behind for behind in ranks_behind]
-        yield [self.microbatches] * self.ranks
         wait, fit = 0.0, list[float]()
         for rank in ranks_behind:
             forward, backward = self.task.F[rank], self.task.I[rank]
@@ -121,6 +119,9 @@ class _Climb:
             wait += backward + 2 * (self.task.hop[rank - 1] if rank else 0.0)
         yield list(map(floor, fit))
         yield list(map(ceil, fit))
+        for step in _LEADS:
+            yield [1 + step * behind for behind in ranks_behind]
+        yield [self.microbatches] * self.ranks
 
     # --- what to change -----------------------------------------------------------------------------------------------
 
@@ -142,6 +143,10 @@ class _Climb:
                     yield _shift(slice(station, station + 1), slots)
                 else:
                     yield _shift(slice(station, count), slots // self.period)
+
+
+def _cost(tried: tuple[Squeezed, Draft]) -> float:
+    return tried[0].cost
 
 
 def _set(**rules: Any) -> Change:
