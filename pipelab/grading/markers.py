@@ -55,6 +55,11 @@ def points_of(cell: Cell) -> float:
     return float(cell["metadata"]["nbgrader"]["points"]) if is_check(cell) else 0.0
 
 
+def cells_by_task(notebook: Notebook) -> Iterator[tuple[str, Cell]]:
+    """Each cell that nbgrader knows, with its name."""
+    return ((task_of(cell), cell) for cell in notebook["cells"] if task_of(cell))
+
+
 def student_notebook(master: Notebook) -> Notebook:
     """A copy of `master` as it is handed out: no solutions, no hidden tests, no outputs, checks that may fail.
 
@@ -147,8 +152,3 @@ def _close(cell: Cell) -> None:
 
 def _where(cell: Cell) -> str:
     return repr(task_of(cell) or cell.get("id") or cell["source"][:30])
-
-
-def cells_by_task(notebook: Notebook) -> Iterator[tuple[str, Cell]]:
-    """Each cell that nbgrader knows, with its name."""
-    return ((task_of(cell), cell) for cell in notebook["cells"] if task_of(cell))

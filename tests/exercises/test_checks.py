@@ -120,3 +120,10 @@ def test_exercises_mutants_are_caught_and_told_why(assignment: Assignment) -> No
             if not as_meant:
                 escaped.append(f"{task}, {mutant.name}: {caught}: {said[:300]!r} should say {mutant.says!r}")
     assert not escaped, "\n".join(escaped)
+
+
+def test_exercises_check_uses_no_name_that_an_answer_has_bound(assignment: Assignment) -> None:
+    for task, exercise in assignment.exercises.items():
+        wrong = next(mutant for mutant in mutants_of(assignment)[task] if mutant.hard_coded).text(exercise.solution)
+        said = verdict(f"{wrong}\nexpect = lambda *_, **__: None\n", exercise.check, assignment.given)
+        assert said, f"{task}: an answer that replaces `expect` passes"
