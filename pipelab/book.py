@@ -88,7 +88,11 @@ def _number(value: Any, unit: str = "") -> float | None:
     if value is None or isinstance(value, bool):
         return None
     try:
-        number = float(Fraction("".join(value.strip().removesuffix(unit).split())) if isinstance(value, str) else value)
+        if isinstance(value, str):
+            text = "".join(value.split())
+            share = unit == "%" and "/" in text and not text.endswith("%")  # 3/19 of something, asked for in percent
+            value = Fraction(text.removesuffix(unit)) * (100 if share else 1)
+        number = float(value)
     except Exception:  # whatever the reader typed, a question is no place for a traceback
         return None
     return number if isfinite(number) else None

@@ -58,6 +58,7 @@ def test_book_room_says_how_far_off_any_other_number_is(typed: float, difference
 def test_book_room_reads_a_share_with_its_sign() -> None:
     guess = predict("What share of the makespan is idle?", "27.3 %", unit="%")
     assert "You say 27.3 %." in repr(guess)
+    assert "You say 27.27 %." in repr(predict("The same?", "3/11", unit="%"))
     assert repr(guess.reveal(300 / 11, "Three of eleven.")) == "27.27 %: you have it. Three of eleven."
 
 
