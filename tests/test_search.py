@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,15 @@ def test_search_is_no_worse_than_a_published_schedule_that_keeps_to_the_limit(pl
         joined = pl.search(p, m, costs, split_backward=False, **rules)
         if not published.splits_backward:
             assert cost_of(joined, costs, objective) <= want + 1e-9
+
+
+def test_search_takes_the_best_published_schedule_that_fits_where_it_finds_nothing(monkeypatch):
+    monkeypatch.setattr(sys.modules["pipelab.schedules.search"], "climb", lambda task: [])
+    costs = pl.Costs(F=5, I=6, W=4)
+    for limit, best in ((4, pl.zb_h1(4, 12)), (7, pl.zb_h2(4, 12))):
+        assert pl.search(4, 12, costs, memory_limit=limit) == best
+        joined = pl.search(4, 12, costs, memory_limit=limit, split_backward=False)
+        assert cost_of(joined, costs, "span") == cost_of(pl.one_f_one_b(4, 12), costs, "span")
 
 
 def test_search_needs_less_time_with_more_memory():

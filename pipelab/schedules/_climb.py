@@ -1,7 +1,7 @@
-"""Climb: draw a way through the pipeline, squeeze it, and keep every change of the drawing that helps.
+"""Climb: take a building block, squeeze its repetition, and keep every change of it that helps.
 
-A draft is a block, the way of one micro-batch that all others follow, and three rules for squeezing it. There are a few
-simple first drafts; the best of them are changed, one thing at a time, until no change makes them better.
+A draft is a block, the way of one micro-batch that all others follow, and the rules for squeezing it. There are a few
+simple first blocks; the best of them are changed, one thing at a time, until no change makes them better.
 """
 
 from __future__ import annotations
@@ -41,18 +41,20 @@ def climb(task: Task) -> list[Squeezed]:
 
 
 class _Climb:
+    """One task, what may be changed about a draft, and how many tries are left."""
+
     def __init__(self, task: Task) -> None:
         self.task = task
         self.ranks, self.stages, self.microbatches = len(task.work), task.num_stages, task.num_microbatches
         self.period = 3 * self.stages // self.ranks  # a slot for F, I and W of each stage of a rank
         self.tries_left = max(_FEWEST_TRIES, _EFFORT // (3 * self.stages * self.microbatches))
-        self.changes = [*self.other_rules(), *self.other_ways()]
+        self.changes = [*self.other_rules(), *self.other_blocks()]
 
     def run(self) -> list[Squeezed]:
         best, first = inf, list[tuple[Squeezed, Draft]]()
-        for way in self.first_ways():
-            # several rules for each way, of which the best is kept: climbs begin in different places
-            tried = [(self.squeeze(draft, give_up_at=1.1 * best), draft) for draft in self.with_rules(way)]
+        for slots in self.first_blocks():
+            # of all rules for a block only the best are kept, so that climbs begin in different places
+            tried = [(self.squeeze(draft, give_up_at=1.1 * best), draft) for draft in self.with_rules(slots)]
             found = [(result, draft) for result, draft in tried if result is not None]
             if found:
                 first.append(min(found, key=_cost))
@@ -87,14 +89,14 @@ class _Climb:
 
     # --- where to begin -----------------------------------------------------------------------------------------------
 
-    def with_rules(self, way: Block) -> Iterator[Draft]:
+    def with_rules(self, slots: Block) -> Iterator[Draft]:
         rules = ((1.0, True), (1.0, False), (0.0, False)) if self.task.split else ((1.0, False),)
         for patience, fair in rules:
             for overtaking in _OVERTAKING[:3]:
-                yield Draft(way, overtaking, patience, fair)
+                yield Draft(slots, overtaking, patience, fair)
 
-    def first_ways(self) -> Iterator[Block]:
-        """Short ways keep little, long ways wait little."""
+    def first_blocks(self) -> Iterator[Block]:
+        """Short ones keep little, long ones wait little."""
         if self.stages == self.ranks:
             yield from map(self.ahead, self.first_leads())
         else:
@@ -109,11 +111,11 @@ class _Climb:
         return (*(0.0 for _ in leads), *first_backward)
 
     def first_leads(self) -> Iterator[Sequence[float]]:
-        """As many as there is time for until the first gradient is back; and more by a fixed step from rank to rank."""
+        """As many as there is time for until the first gradient is back, and by equal steps from rank to rank."""
         ranks_behind = range(self.ranks - 1, -1, -1)
         wait, fit = 0.0, list[float]()
         for rank in ranks_behind:
-            forward, backward = self.task.F[rank], self.task.I[rank]
+            forward, backward = self.task.duration[rank], self.task.duration[2 * self.stages - 1 - rank]
             wait += forward
             fit.insert(0, wait / forward if forward else 1.0)
             wait += backward + 2 * (self.task.hop[rank - 1] if rank else 0.0)
@@ -133,16 +135,16 @@ class _Climb:
             for patience in _PATIENCE:
                 yield _set(patience=patience, fair=False)
 
-    def other_ways(self) -> Iterator[Change]:
-        """A station, or it and all after it, sooner or later: by a period, and between stages of a rank by a slot."""
+    def other_blocks(self) -> Iterator[Change]:
+        """A station and all after it, later or sooner by a period; in a loop or V also by a slot, else also it alone."""
         count = 2 * self.stages
         for station in range(1, count):
-            for slots in (self.period, -self.period):
-                yield _shift(slice(station, count), slots)
+            for later in (1, -1):
+                yield _shift(slice(station, count), later * self.period)
                 if self.stages == self.ranks:
-                    yield _shift(slice(station, station + 1), slots)
+                    yield _shift(slice(station, station + 1), later * self.period)
                 else:
-                    yield _shift(slice(station, count), slots // self.period)
+                    yield _shift(slice(station, count), later)
 
 
 def _cost(tried: tuple[Squeezed, Draft]) -> float:

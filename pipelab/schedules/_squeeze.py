@@ -1,7 +1,7 @@
 """Squeeze a wish: every rank works as early as it can, in the order that it wished for, with W in its waits.
 
-A wish (see _block) says in which order a rank would like to do its F and I. Squeezing makes a schedule of it, for given
-times and a memory limit. Whenever a rank is free, it
+A wish (see _block) says in which order every rank would like to do its F and I. Squeezing makes a schedule of it, for
+given times and a memory limit. Whenever a rank is free, it
 
     [1] starts the next station of its wish, if what that needs is there (and, for an F, room to keep its output),
     [2] else lets another station overtake, if `overtaking` allows that,
@@ -70,7 +70,7 @@ class Task:
 
     @cached_property
     def delay(self) -> tuple[float, ...]:
-        """From the end of each station's action to where and when the next station may begin."""
+        """From the end of each station's action until the next station has its value: a hop, or nothing on the same rank."""
         held_by = stations(self.placement)
         hop = (*self.hop, 0.0, *reversed(self.hop))
         ways = zip(hop, held_by, held_by[1:], strict=False)
@@ -131,7 +131,7 @@ def squeeze(
 
 
 class _Squeeze:
-    """The state of all ranks while time goes on."""
+    """The ranks, while time goes on."""
 
     def __init__(
         self, task: Task, wish: Wish, overtaking: Overtaking, patience: float, fair: bool, give_up_at: float

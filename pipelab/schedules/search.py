@@ -1,11 +1,11 @@
 """Search: the best order that is found for given costs under a memory limit.
 
-*Draw how one micro-batch should go through the pipeline, let all others follow, squeeze that into the memory there is,
-and change the drawing as long as it helps.*
+*Let all micro-batches follow one building block, squeeze that into the memory there is, and change the block as long as
+it helps.*
 
-    _block     a drawing: when one micro-batch is where; repeated, it is what every rank would like to do
+    _block     when one micro-batch is where; repeated, it is what every rank would like to do
     _squeeze   what becomes of that with these costs and this limit
-    _climb     first drawings, and changes
+    _climb     which blocks to begin with, and what to change
 
 The published schedules that keep to the limit compete too, so that what is found is never worse than they are.
 """
