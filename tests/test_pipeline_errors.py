@@ -124,6 +124,12 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "batchnorm must be 'microbatch' or 'minibatch', got 'batch'",
     ),
     "an unknown precision": ({"precision": "bf16"}, EngineError, "precision must be 'fp32', got 'bf16'"),
+    "an unknown policy": ({"nan": "skip"}, EngineError, "nan must be 'raise' or 'ignore', got 'skip'"),
+    "a scheduler without an optimizer": (
+        {"scheduler": lambda optimizer: None},
+        EngineError,
+        "scheduler must be a function.*and needs an optimizer; got a function and no optimizer",
+    ),
     "a norm of nothing": ({"max_norm": 0.0}, EngineError, r"max_norm must be a positive number, or None.*got 0.0"),
     "a norm that is no number": (
         {"max_norm": float("nan")},

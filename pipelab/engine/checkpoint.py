@@ -112,7 +112,13 @@ def merge(parts: Sequence[State], ties: Iterable[Sequence[str]]) -> State:
                 state |= dict.fromkeys(names, state[names[0]])
         options = {name: values for part in kept for name, values in part["options"].items()}
         optimizer = {"kind": kept[0]["kind"], "state": state, "options": options}
-    return {"seed": parts[0]["seed"], "steps": parts[0]["steps"], "optimizer": optimizer}
+    scheduler = next((part["scheduler"] for part in parts if part["scheduler"]), None)
+    return {
+        "seed": parts[0]["seed"],
+        "steps": parts[0]["steps"],
+        "scheduler": scheduler,
+        "optimizer": optimizer,
+    }
 
 
 # --- an optimizer, on its rank --------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from pipelab.schedule import Schedule
 Clock = Literal["anchored", "plain"]
 Remat = str | int  # "none", "stage", "layer", or a number of layers
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 LossFunction = Callable[[Any, Any], Any]
 
 
@@ -26,12 +27,14 @@ class Options:
 
     loss_fn: LossFunction
     optimizer: OptimizerFactory | None = None
+    scheduler: SchedulerFactory | None = None
     remat: Remat = "none"
     pace: Costs | None = None
     clock: Clock = "anchored"
     batchnorm: str = "microbatch"
     max_norm: float | None = None
     precision: str = "fp32"
+    nan: str = "raise"
     measure_memory: bool = False
     seed: int = 0
 
@@ -45,6 +48,12 @@ class Options:
                 "optimizer must be a function that makes one from the parameters of a rank, as in "
                 f"lambda parameters: torch.optim.SGD(parameters, lr=0.1); got a {type(self.optimizer).__qualname__}"
             )
+        if self.scheduler is not None and not (callable(self.scheduler) and self.optimizer):
+            raise EngineError(
+                "scheduler must be a function that makes a learning-rate scheduler from an optimizer, as in "
+                "lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10), and needs an optimizer; "
+                f"got a {type(self.scheduler).__qualname__} and {'an' if self.optimizer else 'no'} optimizer"
+            )
         counted = isinstance(self.remat, int) and not isinstance(self.remat, bool) and self.remat >= 1
         if not counted and self.remat not in ("none", "stage", "layer"):
             raise EngineError(
@@ -55,6 +64,7 @@ class Options:
         _one_of("clock", self.clock, ("anchored", "plain"))
         _one_of("batchnorm", self.batchnorm, ("microbatch", "minibatch"))
         _one_of("precision", self.precision, ("fp32",))
+        _one_of("nan", self.nan, ("raise", "ignore"))
         norm = self.max_norm
         if norm is not None and not (isinstance(norm, int | float) and isfinite(norm) and norm > 0):
             raise EngineError(f"max_norm must be a positive number, or None for no limit, got {norm!r}")

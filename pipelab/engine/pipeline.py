@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from pipelab.action import Kind
 from pipelab.costs import Costs
 from pipelab.dependencies import graph
-from pipelab.engine import batch, checkpoint, resident
+from pipelab.engine import batch, checkpoint, keywords, resident
 from pipelab.engine.batchnorm import check_layers
 from pipelab.engine.cut import cut
 from pipelab.engine.message import Value, wrap
-from pipelab.engine.options import Clock, LossFunction, OptimizerFactory, Options, Remat
+from pipelab.engine.options import Clock, LossFunction, OptimizerFactory, Options, Remat, SchedulerFactory
 from pipelab.engine.resident import Recipe
-from pipelab.engine.result import StepResult, put_together
+from pipelab.engine.result import StepResult, check_finite, put_together
 from pipelab.engine.tying import find_ties
 from pipelab.errors import CheckpointError, EngineError, RankError, SizeError
 from pipelab.lower import lower
@@ -49,6 +49,8 @@ class Pipeline:
     - `batchnorm`: every micro-batch is normalised by its own statistics; the running ones are updated by each
       "microbatch", or once a step by the whole "minibatch", as in a run that is not split.
     - `max_norm`: the largest norm that all gradients together may have; longer ones are scaled down.
+    - `scheduler(optimizer)` makes a learning-rate scheduler, which goes on with every update.
+    - `nan`: of a loss or gradient that is no finite number "raise" an EngineError and update nothing, or "ignore" it.
     - `measure_memory`: a step tells its peak, which costs a tenth of its time.
 
     A parameter that layers on several ranks share has the sum of their gradients, and stays the same on all of them.
@@ -63,6 +65,7 @@ class Pipeline:
         *,
         loss_fn: LossFunction,
         optimizer: OptimizerFactory | None = None,
+        scheduler: SchedulerFactory | None = None,
         ranks: Ranks,
         partition: Sequence[slice] | Sequence[int] | None = None,
         remat: Remat = "none",
@@ -70,18 +73,21 @@ class Pipeline:
         batchnorm: str = "microbatch",
         max_norm: float | None = None,
         precision: str = "fp32",
+        nan: str = "raise",
         clock: Clock = "anchored",
         measure_memory: bool = False,
     ) -> None:
         options = Options(
             loss_fn=loss_fn,
             optimizer=optimizer,
+            scheduler=scheduler,
             remat=remat,
             pace=pace,
             clock=clock,
             batchnorm=batchnorm,
             max_norm=max_norm,
             precision=precision,
+            nan=nan,
             measure_memory=measure_memory,
             seed=torch.initial_seed() & (2**63 - 1),
         )
@@ -95,10 +101,11 @@ class Pipeline:
         g = graph(schedule)
         self.schedule = schedule
         self.ranks = ranks
-        self._pace = pace
+        self._pace, self._nan = pace, nan
         self._sources = {g.actions[i]: g.actions[source] for i, source in enumerate(g.neighbour) if source >= 0}
         self._shapes = {name: value.shape for piece in pieces for name, value in _tensors(piece.layers).items()}
         self._ties = [tie.names for tie in ties]
+        self._taken = frozenset().union(*(keywords.taken_by(layer) for piece in pieces for layer in piece.layers))
         self._over = ""  # why this pipeline can no longer be used
         self._key = next(_keys)
         forgotten = _gone.setdefault(ranks, [])
@@ -120,14 +127,18 @@ class Pipeline:
         self._generation = ranks.generation
         self._finalizer = weakref.finalize(self, forgotten.append, self._key)
 
-    def step(self, inputs: Any, targets: Any, *, update: bool = True) -> StepResult:
+    def step(
+        self, inputs: Any, targets: Any, *, kwargs: Mapping[str, Any] | None = None, update: bool = True
+    ) -> StepResult:
         """Train on one batch: forward and backward of every micro-batch, then the optimizer.
 
         `inputs` and `targets` are tensors with a row a sample, or tuples, lists or dicts of such; other values in them
-        go to every micro-batch. The gradient is that of the whole batch, whatever its size. With `update=False` it
+        go to every micro-batch. `kwargs` reach every layer whose forward names them after its first parameter; they are
+        cut in the same way. The gradient is that of the whole batch, whatever its size. With `update=False` it
         stays, and the next step's is added to it, as `backward()` does in torch.
-        Raises SizeError for fewer samples than micro-batches, RankError with the rank's own error where a rank fails:
-        then the pipeline is over, and has to be built again.
+        Raises SizeError for fewer samples than micro-batches; EngineError for a loss or gradient that is no finite
+        number, unless such are ignored: parameters are then as before, and the pipeline goes on; RankError with the
+        rank's own error where a rank fails: then the pipeline is over, and has to be built again.
         """
         self._check_open()
         count = self.schedule.num_microbatches
@@ -138,27 +149,33 @@ class Pipeline:
                 f"take a schedule of at most {samples} micro-batches, or a larger batch"
             )
         parts = batch.split(inputs, count, "inputs"), batch.split(targets, count, "targets")
+        extras = self._keywords(kwargs, count, samples)
         shares = _shares(parts[0], samples)
-        reports = self._call("step", [(*self._ends(rank, *parts), shares, update) for rank in self._all])
-        return put_together(self.schedule, self._sources, self._pace, reports)
+        reports = self._call("step", [(*self._ends(rank, *parts), extras, shares, update) for rank in self._all])
+        result = put_together(self.schedule, self._sources, self._pace, reports)
+        if self._nan == "raise":
+            check_finite(result.loss, reports, self.schedule.placement[-1])
+        return result
 
-    def evaluate(self, inputs: Any, targets: Any) -> float:
+    def evaluate(self, inputs: Any, targets: Any, *, kwargs: Mapping[str, Any] | None = None) -> float:
         """The loss of the whole batch in eval mode, without gradients; afterwards all is as before."""
         self._check_open()
         samples = _samples(inputs, targets)
         count = min(samples, self.schedule.num_microbatches)
         parts = batch.split(inputs, count, "inputs"), batch.split(targets, count, "targets")
+        extras = self._keywords(kwargs, count, samples)
         shares = _shares(parts[0], samples)
-        losses = self._call("evaluate", [(*self._ends(rank, *parts), shares, count) for rank in self._all])
+        losses = self._call("evaluate", [(*self._ends(rank, *parts), extras, shares, count) for rank in self._all])
         loss: float = losses[self.schedule.placement[-1]]
         return loss
 
-    def predict(self, inputs: Any) -> Any:
+    def predict(self, inputs: Any, *, kwargs: Mapping[str, Any] | None = None) -> Any:
         """The model's output for `inputs` in eval mode, without gradients; afterwards all is as before."""
         self._check_open()
-        count = min(_samples(inputs), self.schedule.num_microbatches)
-        parts = batch.split(inputs, count, "inputs")
-        outputs = self._call("predict", [(self._ends(rank, parts, ())[0], count) for rank in self._all])
+        samples = _samples(inputs)
+        count = min(samples, self.schedule.num_microbatches)
+        parts, extras = batch.split(inputs, count, "inputs"), self._keywords(kwargs, count, samples)
+        outputs = self._call("predict", [(self._ends(rank, parts, ())[0], extras, count) for rank in self._all])
         return batch.join(outputs[self.schedule.placement[-1]])
 
     def gradients(self) -> dict[str, Tensor | None]:
@@ -246,6 +263,9 @@ class Pipeline:
         """What `rank` needs of a batch: the first stage's the inputs, the last stage's the targets."""
         placement = self.schedule.placement
         return inputs if rank == placement[0] else (), targets if rank == placement[-1] else ()
+
+    def _keywords(self, kwargs: Mapping[str, Any] | None, count: int, samples: int) -> Parts:
+        return keywords.split(kwargs, count, samples, self._taken) if kwargs else ()
 
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         try:

@@ -53,6 +53,8 @@ class Report:
     gradient_norm: float | None
     peak_bytes: int | None
     sent_bytes: int
+    step: int
+    finite: bool  # whether the gradients of this rank were numbers
 
 
 class Resident:
@@ -66,7 +68,9 @@ class Resident:
         self._update = Update(
             list(self._modules.parameters()),
             optimizer=options.optimizer,
+            scheduler=options.scheduler,
             max_norm=options.max_norm,
+            skip_nan=options.nan == "raise",
             root=recipe.last_rank,
             shared=[Shared(by_name[names[dist.get_rank()]], list(names)) for names in recipe.ties],
         )
@@ -87,13 +91,20 @@ class Resident:
         self._worker = Worker(stages, recipe.sources, Channel(recipe.num_microbatches), self._loss)
         self._steps = 0
 
-    def step(self, inputs: Sequence[Value], targets: Sequence[Value], shares: Sequence[float], update: bool) -> Report:
+    def step(
+        self,
+        inputs: Sequence[Value],
+        targets: Sequence[Value],
+        keywords: Sequence[Value],
+        shares: Sequence[float],
+        update: bool,
+    ) -> Report:
         """F and backward of every micro-batch, then the update."""
         options, worker = self._options, self._worker
         worker.training, worker.inputs = True, inputs
         worker.pace = Pace(options.pace, self._recipe.num_stages, options.clock) if options.pace else None
         for stage in worker.stages.values():
-            stage.begin(self._steps)
+            stage.begin(self._steps, keywords)
         if self._loss:
             self._loss.begin([unwrap(target) for target in targets], shares)
         self._update.begin()
@@ -103,25 +114,30 @@ class Resident:
             worker.run(self._recipe.program)
         if not all(stage.empty for stage in worker.stages.values()):
             raise EngineError("something of a micro-batch is left on a stage after the step: a fault of pipelab")
+        self._forget_batch()
         doing("the update")
         if self._statistics:
             self._statistics.finish()
-        norm = self._update.finish(self._loss.count if self._loss else None, update)
+        loss = self._loss.total if self._loss else None
+        norm = self._update.finish(self._loss.count if self._loss else None, update, loss=loss)
         self._steps += 1
-        worker.inputs = ()
         return Report(
             worker.timings,
             worker.arrivals,
-            self._loss.total if self._loss else None,
+            loss,
             norm,
             memory.peak if memory else None,
             worker.channel.take_sent_bytes(),
+            self._steps - 1,
+            self._update.finite,
         )
 
-    def predict(self, inputs: Sequence[Value], count: int) -> list[Value]:
+    def predict(self, inputs: Sequence[Value], keywords: Sequence[Value], count: int) -> list[Value]:
         """Outputs of the first `count` micro-batches, on the last stage's rank: in eval mode, without gradients."""
         worker = self._worker
         worker.training, worker.inputs, worker.pace = False, inputs, None
+        for stage in worker.stages.values():
+            stage.begin(self._steps, keywords)
         program = [i for i in self._recipe.program if i.action.kind is Kind.F and i.action.microbatch < count]
         modes = {module: module.training for module in self._modules.modules()}
         self._modules.eval()
@@ -131,15 +147,20 @@ class Resident:
         finally:
             for module, mode in modes.items():
                 module.training = mode
-        worker.inputs = ()
+        self._forget_batch()
         worker.channel.take_sent_bytes()
         return [made[action] for action in sorted(made)]
 
     def evaluate(
-        self, inputs: Sequence[Value], targets: Sequence[Value], shares: Sequence[float], count: int
+        self,
+        inputs: Sequence[Value],
+        targets: Sequence[Value],
+        keywords: Sequence[Value],
+        shares: Sequence[float],
+        count: int,
     ) -> float | None:
         """The loss of the outputs, on the last stage's rank."""
-        outputs = self.predict(inputs, count)
+        outputs = self.predict(inputs, keywords, count)
         if self._loss is None:
             return None
         self._loss.begin([unwrap(target) for target in targets], shares)
@@ -171,6 +192,7 @@ class Resident:
             "seed": self._options.seed,
             "steps": self._steps,
             "waiting": self._update.waiting,
+            "scheduler": self._update.scheduler and self._update.scheduler.state_dict(),
             "optimizer": optimizer and optimizer_state(optimizer, dict(self._named_parameters())),
         }
 
@@ -181,7 +203,14 @@ class Resident:
             reasons = load_optimizer_state(optimizer, dict(self._named_parameters()), saved)
         if not reasons:
             self._steps = state["steps"]
+            if self._update.scheduler and state["scheduler"]:
+                self._update.scheduler.load_state_dict(state["scheduler"])
         return reasons
+
+    def _forget_batch(self) -> None:
+        self._worker.inputs = ()
+        for stage in self._worker.stages.values():
+            stage.begin(self._steps)
 
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """All parameters, under all their names in the whole model."""

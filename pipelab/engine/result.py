@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipelab.action import Action
 from pipelab.costs import Costs
 from pipelab.engine.resident import Report
+from pipelab.errors import EngineError
 from pipelab.schedule import Schedule
 from pipelab.trace import Message, Span, Trace
 
@@ -70,6 +72,18 @@ def put_together(
         gradient_norm=last.gradient_norm,
         too_busy=pace is not None and _too_busy(spans, pace, schedule),
     )
+
+
+def check_finite(loss: float, reports: Sequence[Report], last_rank: int) -> None:
+    """Raise EngineError where something of a step is no number: with the step, and all ranks where it is so."""
+    ranks = [rank for rank, report in enumerate(reports) if not report.finite]
+    if ranks or not math.isfinite(loss):
+        found = [f"the loss is {loss} (on rank {last_rank})"] if not math.isfinite(loss) else []
+        found += [f"gradients are not finite on rank {', '.join(map(str, ranks))}"] if ranks else []
+        raise EngineError(
+            f"in step {reports[0].step}, counted from 0, {' and '.join(found)}. The optimizer has updated nothing, but "
+            "BatchNorm's running statistics have seen this batch. Look at its values; nan='ignore' trains on"
+        )
 
 
 def _too_busy(spans: Sequence[Span], pace: Costs, schedule: Schedule) -> bool:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
+from pipelab.engine.keywords import Keywords
 from pipelab.engine.message import Value, copied, unwrap, wrap
 
 Gradients = Sequence[Tensor | None]
@@ -85,6 +86,7 @@ class Segment:
         self.remat = remat
         self.seed = seed
         self.step = 0
+        self.keywords: Sequence[Sequence[Keywords]] = ()  # by micro-batch and layer, where there are any
         self._finish = finish
         self._writes: bool | None = None  # whether the first layer writes into its input: the first forward shows it
         self._modules = [module for _, layer in layers for module in layer.modules()]
@@ -137,6 +139,15 @@ class Segment:
         if self._weights:
             _walk(graph, gradients, self._weights)  # [4]
 
+    def predict(self, microbatch: int, content: Any) -> Any:
+        """The layers alone, in the mode they are in, without loss and graph."""
+        for place, (_, layer) in enumerate(self.layers):
+            content = self._apply(layer, content, microbatch, place)
+        return content
+
+    def _apply(self, layer: nn.Module, content: Any, microbatch: int, place: int) -> Any:
+        return layer(content, **self.keywords[microbatch][place]) if self.keywords else layer(content)
+
     @property
     def empty(self) -> bool:
         """Whether nothing of any micro-batch is kept: so it must be after a step."""
@@ -147,9 +158,9 @@ class Segment:
         inputs = [tensor.requires_grad_() if self._writes is False else Door(tensor) for tensor in wanting]
         versions = [tensor._version for tensor in wanting]
         content = unwrap(value)
-        for number, layer in self.layers:
+        for place, (number, layer) in enumerate(self.layers):
             _seed(self.seed, self.step, number, microbatch)
-            content = layer(content)
+            content = self._apply(layer, content, microbatch, place)
         if self._writes is None and wanting:
             self._writes = versions != [tensor._version for tensor in wanting]
         made = wrap(content if self._finish is None else self._finish(content, microbatch))

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from pipelab.engine.keywords import for_layers
 from pipelab.engine.message import Value
 from pipelab.engine.options import Remat
 from pipelab.engine.segment import Gradients, Segment
@@ -42,10 +43,11 @@ class Stage:
             for start in starts
         ]
 
-    def begin(self, step: int) -> None:
-        """A new step: its number decides on the random numbers."""
+    def begin(self, step: int, keywords: Sequence[Value] = ()) -> None:
+        """A new step: its number decides on the random numbers, `keywords` are those of every micro-batch."""
         for segment in self.segments:
             segment.step = step
+            segment.keywords = for_layers([layer for _, layer in segment.layers], keywords)
 
     def forward(self, microbatch: int, value: Value) -> Value:
         """F: the stage's output."""
@@ -80,11 +82,10 @@ class Stage:
         for segment in reversed(self.segments):
             segment.backward_weight(microbatch)
 
-    def predict(self, value: Any) -> Any:
+    def predict(self, microbatch: int, value: Any) -> Any:
         """The layers alone, in the mode they are in, without loss and graph."""
         for segment in self.segments:
-            for _, layer in segment.layers:
-                value = layer(value)
+            value = segment.predict(microbatch, value)
         return value
 
     @property

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipelab.engine.options import OptimizerFactory
+from pipelab.engine.options import OptimizerFactory, SchedulerFactory
 from pipelab.engine.tying import Shared
 from pipelab.errors import EngineError
 
@@ -26,13 +26,18 @@ class Update:
         parameters: Sequence[nn.Parameter],
         *,
         optimizer: OptimizerFactory | None = None,
+        scheduler: SchedulerFactory | None = None,
         max_norm: float | None = None,
+        skip_nan: bool = False,
         root: int = 0,
         shared: Sequence[Shared] = (),
     ) -> None:
         self.parameters = parameters
         self.optimizer = optimizer(parameters) if optimizer and parameters else None
+        self.scheduler = scheduler(self.optimizer) if scheduler and self.optimizer else None
         self._max_norm = max_norm
+        self._skip_nan = skip_nan and optimizer is not None
+        self.finite = True  # whether all gradients of this rank were numbers in the last update
         self._root = root
         self._shared = shared
         self._counts: bool | None = None  # whether the loss comes with counts: not known before the first step
@@ -54,10 +59,11 @@ class Update:
         """Whether there are gradients that no update has used yet."""
         return not self._used
 
-    def finish(self, count: float | None, update: bool) -> float | None:
+    def finish(self, count: float | None, update: bool, *, loss: float | None = None) -> float | None:
         """Add up what is shared, divide by the count that `root` knows, clip, and update where asked.
 
-        Returns the norm where gradients are clipped.
+        With `skip_nan` nothing is updated where any rank has a gradient that is no number, or infinite.
+        `loss` is known to the rank that computes it. Returns the norm where gradients are clipped.
         """
         for shared in self._shared:
             shared.add_up()
@@ -65,9 +71,12 @@ class Update:
         for parameter, gradient in self._earlier.items():
             parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
         self._earlier = {}
+        skip = update and self._skip_nan and not self._all_finite(loss)
         norm = self._clip(self._max_norm) if update and self._max_norm is not None else None
-        if update and self.optimizer:
+        if update and self.optimizer and not skip:
             self.optimizer.step()
+            if self.scheduler:
+                self.scheduler.step()
         self._used = update
         return norm
 
@@ -87,6 +96,14 @@ class Update:
             for parameter in self.parameters:
                 if parameter.grad is not None:
                     parameter.grad.div_(total)
+
+    def _all_finite(self, loss: float | None) -> bool:
+        """Whether the loss and the gradients of all ranks are numbers. Every rank must ask."""
+        largest = [torch.linalg.vector_norm(p.grad, math.inf) for p in self.parameters if p.grad is not None]
+        self.finite = all(value.isfinite() for value in largest)
+        everywhere = torch.tensor([self.finite and (loss is None or math.isfinite(loss))], dtype=torch.uint8)
+        dist.all_reduce(everywhere, dist.ReduceOp.MIN)
+        return bool(everywhere)
 
     def _clip(self, max_norm: float) -> float:
         """Scale all gradients so that their norm over all ranks is at most `max_norm`, as torch's `clip_grad_norm_`."""

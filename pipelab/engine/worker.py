@@ -114,7 +114,7 @@ class Worker:
             return None
         if action.kind is Kind.F:
             assert value is not None
-            return stage.forward(microbatch, value) if self.training else wrap(stage.predict(unwrap(value)))
+            return stage.forward(microbatch, value) if self.training else wrap(stage.predict(microbatch, unwrap(value)))
         if action.kind is Kind.W:
             stage.backward_weight(microbatch)
             return None
