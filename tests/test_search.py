@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import pipelab as pl
 from pipelab.schedules._climb import climb
-from pipelab.schedules._squeeze import Task
+from pipelab.schedules._task import Task
 
 OPTIMA = json.loads((Path(__file__).parent / "data" / "optima.json").read_text())["cases"]
 unit = pl.Costs(F=1, I=1, W=1)

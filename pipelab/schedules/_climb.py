@@ -11,7 +11,8 @@ from math import ceil, floor, inf
 from typing import Any, NamedTuple
 
 from pipelab.schedules._block import Block, repeat, tight_block
-from pipelab.schedules._squeeze import Overtaking, Squeezed, Task, squeeze
+from pipelab.schedules._squeeze import Overtaking, squeeze
+from pipelab.schedules._task import Squeezed, Task
 
 _EFFORT = 700_000  # actions squeezed, about: tries, not seconds, so that a search repeats itself
 _FEWEST_TRIES = 120
@@ -136,7 +137,7 @@ class _Climb:
                 yield _set(patience=patience, fair=False)
 
     def other_blocks(self) -> Iterator[Change]:
-        """A station and all after it, later or sooner by a period; in a loop or V also by a slot, else also it alone."""
+        """A station and all after it, a period later or sooner; in a loop or V also a slot, else also it alone."""
         count = 2 * self.stages
         for station in range(1, count):
             for later in (1, -1):

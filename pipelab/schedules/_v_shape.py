@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pipelab.errors import ScheduleError, positive_integer
 from pipelab.schedule import Schedule
 from pipelab.schedules._block import repeat, tight_block, v_placement
-from pipelab.schedules._squeeze import Task, squeeze
+from pipelab.schedules._squeeze import squeeze
+from pipelab.schedules._task import Task
 
 _PERIOD = 6  # slots: F, I and W of two stages
 

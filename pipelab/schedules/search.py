@@ -23,7 +23,7 @@ from pipelab.errors import CostError, ScheduleError, SizeError, positive_integer
 from pipelab.memory import peak_activations
 from pipelab.schedule import Schedule
 from pipelab.schedules._climb import climb
-from pipelab.schedules._squeeze import Task
+from pipelab.schedules._task import Task
 from pipelab.schedules.breadth_first import breadth_first
 from pipelab.schedules.dualpipe_v import dualpipe_v
 from pipelab.schedules.gpipe import gpipe
