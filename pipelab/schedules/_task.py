@@ -50,7 +50,7 @@ class Task:
 
     @cached_property
     def delay(self) -> tuple[float, ...]:
-        """From the end of each station's action until the next station has its value; 0 where that is on the same rank."""
+        """From the end of each station's action until the next station has its value; 0 on the same rank."""
         held_by = stations(self.placement)
         hop = (*self.hop, 0.0, *reversed(self.hop))
         ways = zip(hop, held_by, held_by[1:], strict=False)
