@@ -15,6 +15,7 @@ from pipelab.action import Action, Kind
 from pipelab.engine.batchnorm import MinibatchStatistics
 from pipelab.engine.channel import Channel
 from pipelab.engine.checkpoint import load_optimizer_state, optimizer_state
+from pipelab.engine.deferred import Deferral
 from pipelab.engine.live_bytes import LiveBytes
 from pipelab.engine.loss import Loss
 from pipelab.engine.message import Value, unwrap
@@ -76,6 +77,8 @@ class Resident:
         )
         minibatch = options.batchnorm == "minibatch"
         self._statistics = MinibatchStatistics(self._modules, recipe.num_microbatches) if minibatch else None
+        splits = any(instruction.action.kind is Kind.I for instruction in recipe.program)
+        deferral = Deferral(self._modules) if splits else None
         last = recipe.num_stages - 1
         self._loss = Loss(options.loss_fn) if last in recipe.layers else None
         stages = {
@@ -85,6 +88,7 @@ class Resident:
                 remat=options.remat,
                 seed=options.seed,
                 finish=self._loss if stage == last else None,
+                deferral=deferral,
             )
             for stage, (first, layers) in recipe.layers.items()
         }

@@ -5,7 +5,8 @@
     I    the same, but only along the paths that lead to the input                                 [3]
     W    the same, but only along the paths that lead to the weights                               [4]
 
-I and W work for any layers, because autograd finds the paths. W walks again where I has walked, which takes time.
+I and W work for any layers, because autograd finds the paths. W walks again where I has walked, which takes time:
+where it costs no memory, Linear layers put aside what W needs instead (see `pipelab.engine.deferred`).
 Under rematerialization F keeps nothing but its input, and runs again before B or I [5].
 """
 
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
+from pipelab.engine.deferred import Deferral, Scales, Use, add_up
 from pipelab.engine.keywords import Keywords
 from pipelab.engine.message import Value, copied, unwrap, wrap
 
@@ -57,6 +59,7 @@ class Graph(NamedTuple):
 
     outputs: list[GradientEdge]
     inputs: Sequence[Tensor | Door]
+    deferrable: bool = False  # whether Linear layers can put their weight gradients off
 
     def take_input_gradients(self) -> list[Tensor | None]:
         """What has come out at the inputs: one gradient for each tensor that wants one, None where nothing came."""
@@ -81,6 +84,7 @@ class Segment:
         remat: bool = False,
         seed: int = 0,
         finish: Callable[[Any, int], Any] | None = None,
+        deferral: Deferral | None = None,
     ) -> None:
         self.layers = layers
         self.remat = remat
@@ -91,9 +95,12 @@ class Segment:
         self._writes: bool | None = None  # whether the first layer writes into its input: the first forward shows it
         self._modules = [module for _, layer in layers for module in layer.modules()]
         self._weights = [w for w in nn.ModuleList(layer for _, layer in layers).parameters() if w.requires_grad]
+        self._deferral = deferral
+        self._defers = None if deferral else False  # whether that pays: the first forward shows it
         self._inputs: dict[int, tuple[Value, Buffers]] = {}  # by micro-batch: from F to its second run,
         self._graphs: dict[int, Graph] = {}  # from F to B or I,
         self._halves: dict[int, tuple[Graph, Gradients]] = {}  # and from I to W
+        self._deferred: dict[int, tuple[list[Use], dict[Tensor, Tensor]]] = {}  # in place of it, what W needs alone
 
     def forward(self, microbatch: int, value: Value) -> Value:
         """F."""
@@ -124,17 +131,29 @@ class Segment:
         return graph.take_input_gradients()
 
     def backward_input(self, microbatch: int, gradients: Gradients) -> Gradients:
-        """I: as B, but leaves the weights to W, for which it keeps the graph."""
+        """I: as B, but leaves the weights to W, for which it keeps the graph or what Linear layers put aside."""
         self.recompute(microbatch)
         graph = self._graphs.pop(microbatch)
-        if graph.inputs:
-            ends = [end.reach if isinstance(end, Door) else end for end in graph.inputs]
-            _walk(graph, gradients, ends, keep=True)  # [3]
-        self._halves[microbatch] = graph, gradients
+        ends = [end.reach if isinstance(end, Door) else end for end in graph.inputs]
+        if ends and graph.deferrable and self._deferral:
+            with self._deferral.collecting() as uses:
+                found = _walk(graph, gradients, [*ends, *self._weights], add=False)
+            for end, gradient in zip(graph.inputs, found, strict=False):
+                if isinstance(end, Tensor):
+                    end.grad = gradient
+            known = zip(self._weights, found[len(ends) :], strict=True)
+            self._deferred[microbatch] = uses, {weight: g for weight, g in known if g is not None}
+        else:
+            if ends:
+                _walk(graph, gradients, ends, keep=True)  # [3]
+            self._halves[microbatch] = graph, gradients
         return graph.take_input_gradients()
 
     def backward_weight(self, microbatch: int) -> None:
         """W."""
+        if microbatch in self._deferred:
+            add_up(*self._deferred.pop(microbatch))
+            return
         graph, gradients = self._halves.pop(microbatch)
         if self._weights:
             _walk(graph, gradients, self._weights)  # [4]
@@ -151,22 +170,37 @@ class Segment:
     @property
     def empty(self) -> bool:
         """Whether nothing of any micro-batch is kept: so it must be after a step."""
-        return not (self._inputs or self._graphs or self._halves)
+        return not (self._inputs or self._graphs or self._halves or self._deferred)
 
     def _build(self, microbatch: int, value: Value) -> tuple[Graph, Value]:
         wanting = [tensor for tensor, wants in zip(value.tensors, value.wants_gradient, strict=True) if wants]
         inputs = [tensor.requires_grad_() if self._writes is False else Door(tensor) for tensor in wanting]
         versions = [tensor._version for tensor in wanting]
         content = unwrap(value)
-        for place, (number, layer) in enumerate(self.layers):
-            _seed(self.seed, self.step, number, microbatch)
-            content = self._apply(layer, content, microbatch, place)
+        deferrable = bool(self._defers)
+        with self._prepared_for_deferral():
+            for place, (number, layer) in enumerate(self.layers):
+                _seed(self.seed, self.step, number, microbatch)
+                content = self._apply(layer, content, microbatch, place)
         if self._writes is None and wanting:
             self._writes = versions != [tensor._version for tensor in wanting]
         made = wrap(content if self._finish is None else self._finish(content, microbatch))
         outputs = [get_gradient_edge(t) for t, wants in zip(made.tensors, made.wants_gradient, strict=True) if wants]
         outside = Value(made.structure, [tensor.detach() for tensor in made.tensors], made.wants_gradient)
-        return Graph(outputs, inputs), outside
+        return Graph(outputs, inputs, deferrable), outside
+
+    @contextmanager
+    def _prepared_for_deferral(self) -> Iterator[None]:
+        """Around the first forward, weigh whether to defer; around later ones, let Linear layers do it if it pays."""
+        if self._defers is None:
+            with Scales(self._modules, self._weights) as scales:
+                yield
+            self._defers = scales.favour_deferral
+        elif self._defers and self._deferral:
+            with self._deferral.able():
+                yield
+        else:
+            yield
 
     def _buffers(self) -> Buffers:
         return {(m, name): b for m in self._modules for name, b in m._buffers.items() if b is not None}
@@ -184,16 +218,23 @@ class Segment:
                 module._buffers[name] = buffer
 
 
-def _walk(graph: Graph, gradients: Gradients, to: Sequence[Tensor] = (), keep: bool = False) -> None:
+def _walk(
+    graph: Graph, gradients: Gradients, to: Sequence[Tensor] = (), *, keep: bool = False, add: bool = True
+) -> Gradients:
     """Backward from those outputs that have a gradient, along all paths or those that lead `to` these leaves.
 
+    Their gradients are added to `.grad`, or returned where `add` is False.
     It is what `torch.autograd.backward` does after it has checked shapes, which here takes as long as a small layer.
     """
     pairs = [(edge, g) for edge, g in zip(graph.outputs, gradients, strict=True) if g is not None]
-    if pairs:
-        edges, known = zip(*pairs, strict=True)
-        engine = torch.autograd.Variable._execution_engine
-        engine.run_backward(edges, known, keep, False, tuple(to), allow_unreachable=True, accumulate_grad=True)
+    if not pairs:
+        return [None] * len(to)
+    edges, known = zip(*pairs, strict=True)
+    engine = torch.autograd.Variable._execution_engine
+    found: Gradients = engine.run_backward(
+        edges, known, keep, False, tuple(to), allow_unreachable=True, accumulate_grad=add
+    )
+    return found
 
 
 def _seed(*numbers: int) -> None:

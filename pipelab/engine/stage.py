@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from pipelab.engine.deferred import Deferral
 from pipelab.engine.keywords import for_layers
 from pipelab.engine.message import Value
 from pipelab.engine.options import Remat
@@ -17,7 +18,8 @@ class Stage:
     """Layers `first`, `first + 1`, ... of the whole model, with F, B, I and W for one micro-batch at a time.
 
     `remat` is what is computed a second time, and together: "none", the whole "stage", each "layer", or a number of
-    layers. `finish`, on the last stage, turns the model's output for a micro-batch into the loss.
+    layers. `finish`, on the last stage, turns the model's output for a micro-batch into the loss. With a `deferral`,
+    Linear layers may put their part of W off.
     """
 
     def __init__(
@@ -28,6 +30,7 @@ class Stage:
         remat: Remat = "none",
         seed: int = 0,
         finish: Callable[[Any, int], Any] | None = None,
+        deferral: Deferral | None = None,
     ) -> None:
         self.remat = remat != "none"
         numbered = list(enumerate(layers, start=first))
@@ -39,6 +42,7 @@ class Stage:
                 remat=self.remat,
                 seed=seed,
                 finish=finish if start == starts[-1] else None,
+                deferral=deferral,
             )
             for start in starts
         ]
