@@ -94,7 +94,7 @@ def overhead(p: int = 4, m: int = 32, width: int = 8, rounds: int = 25) -> None:
             model = nn.Sequential(*(layer for stage in stages for layer in copy.deepcopy(stage)))
             pipe = pl.Pipeline(model, pl.SCHEDULES[name](p, m), loss_fn=F.cross_entropy, ranks=ranks)
             seats = [
-                Seat(pipe._key, (*pipe._ends(rank, inputs, targets), [1 / m] * m, True), stages[rank], x, y)
+                Seat(pipe._key, (*pipe._ends(rank, inputs, targets), (), [1 / m] * m, True), stages[rank], x, y)
                 for rank in range(p)
             ]
             runs = ranks.run_each(duel, [(seat, name, m, rounds) for seat in seats])[1]
