@@ -27,6 +27,7 @@ def step(
     *,
     batchnorm: str = "microbatch",
     dropout: tuple[int, int] | None = None,
+    precision: str = "fp32",
 ) -> float:
     """Add the gradient of the mean loss to `.grad`, as `schedule` does, but without any pipeline; the mean loss.
 
@@ -41,7 +42,8 @@ def step(
     with whole_statistics(model) if batchnorm == "minibatch" else nullcontext():
         for number, (x, y) in enumerate(zip(inputs.tensor_split(count), targets.tensor_split(count), strict=True)):
             model.zero_grad()
-            loss = loss_fn(forward(model, x.clone(), number, dropout), y)
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                loss = loss_fn(forward(model, x.clone(), number, dropout), y)
             share = len(x) / len(inputs)
             loss.backward(torch.full_like(loss, share))
             gradients.append({parameter: parameter.grad for parameter in model.parameters()})

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import plain_training
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,15 @@ import pipelab as pl
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.timeout(60)
 RanksOf = Callable[[int], pl.Ranks]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Sums of one thread, as on a rank."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def batch(seed: int = 0, size: int = 10) -> tuple[Tensor, Tensor]:
@@ -223,3 +233,43 @@ def test_training_goes_on_with_no_numbers_where_asked(ranks_of: RanksOf) -> None
     ) as pipe:
         assert torch.tensor(pipe.step(inputs, targets).loss).isnan()
         assert all(value.isnan().any() for value in pipe.state_dict().values())
+
+
+# ---- bfloat16
+
+
+@pytest.mark.parametrize("remat", ["none", "stage", "layer"])
+@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "zb_h1", "interleaved"])
+def test_training_in_bf16_is_that_of_autocast(name: str, remat: str, ranks_of: RanksOf) -> None:
+    """To the bit; weights, their gradients and the loss stay in float32, and half as many bytes are sent."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 16), nn.LayerNorm(16)),
+        *(nn.Linear(16, 16), nn.ReLU(inplace=True), nn.Linear(16, 4)),
+    )
+    reference = copy.deepcopy(model)
+    optimizer = sgd(reference.parameters())
+    schedule = pl.SCHEDULES[name](2, 4)
+    with pl.Pipeline(
+        model,
+        schedule,
+        loss_fn=F.cross_entropy,
+        optimizer=sgd,
+        ranks=ranks_of(2),
+        remat=remat,
+        precision="bf16",
+    ) as pipe:
+        for seed, size in enumerate((10, 8, 13)):
+            result = pipe.step(*batch(seed, size))
+            optimizer.zero_grad()
+            loss = plain_training.step(reference, *batch(seed, size), F.cross_entropy, schedule, precision="bf16")
+            optimizer.step()
+            assert result.loss == pytest.approx(loss, rel=1e-15)
+        assert same_to_the_bit(pipe.state_dict(), reference.state_dict())
+        assert {value.dtype for value in pipe.state_dict().values()} == {torch.float32}
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.cross_entropy(reference(batch()[0]), batch()[1])
+        assert pipe.evaluate(*batch()) == pytest.approx(loss.item(), rel=1e-3)
+        assert pipe.predict(batch()[0]).dtype == torch.bfloat16
+    if name == "gpipe":
+        assert result.sent_bytes == (13 * 16 * 2, 13 * 16 * 2)

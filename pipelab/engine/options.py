@@ -63,7 +63,7 @@ class Options:
             raise EngineError(f"pace must be Costs in seconds, as in Costs(F=0.01, B=0.02), got {self.pace!r}")
         _one_of("clock", self.clock, ("anchored", "plain"))
         _one_of("batchnorm", self.batchnorm, ("microbatch", "minibatch"))
-        _one_of("precision", self.precision, ("fp32",))
+        _one_of("precision", self.precision, ("fp32", "bf16"))
         _one_of("nan", self.nan, ("raise", "ignore"))
         norm = self.max_norm
         if norm is not None and not (isinstance(norm, int | float) and isfinite(norm) and norm > 0):

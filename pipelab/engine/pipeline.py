@@ -49,6 +49,7 @@ class Pipeline:
     - `batchnorm`: every micro-batch is normalised by its own statistics; the running ones are updated by each
       "microbatch", or once a step by the whole "minibatch", as in a run that is not split.
     - `max_norm`: the largest norm that all gradients together may have; longer ones are scaled down.
+    - `precision`: "fp32", or "bf16" for torch's autocast in every forward: products, and what is sent, in bfloat16.
     - `scheduler(optimizer)` makes a learning-rate scheduler, which goes on with every update.
     - `nan`: of a loss or gradient that is no finite number "raise" an EngineError and update nothing, or "ignore" it.
     - `measure_memory`: a step tells its peak, which costs a tenth of its time.

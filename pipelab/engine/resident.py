@@ -21,6 +21,7 @@ from pipelab.engine.loss import Loss
 from pipelab.engine.message import Value, unwrap
 from pipelab.engine.options import Options
 from pipelab.engine.pace import Pace
+from pipelab.engine.segment import computing_in
 from pipelab.engine.stage import Stage
 from pipelab.engine.tying import Shared
 from pipelab.engine.update import Update
@@ -78,7 +79,7 @@ class Resident:
         minibatch = options.batchnorm == "minibatch"
         self._statistics = MinibatchStatistics(self._modules, recipe.num_microbatches) if minibatch else None
         splits = any(instruction.action.kind is Kind.I for instruction in recipe.program)
-        deferral = Deferral(self._modules) if splits else None
+        deferral = Deferral(self._modules) if splits and options.precision == "fp32" else None
         last = recipe.num_stages - 1
         self._loss = Loss(options.loss_fn) if last in recipe.layers else None
         stages = {
@@ -89,6 +90,7 @@ class Resident:
                 seed=options.seed,
                 finish=self._loss if stage == last else None,
                 deferral=deferral,
+                precision=options.precision,
             )
             for stage, (first, layers) in recipe.layers.items()
         }
@@ -168,7 +170,7 @@ class Resident:
         if self._loss is None:
             return None
         self._loss.begin([unwrap(target) for target in targets], shares)
-        with torch.no_grad():
+        with torch.no_grad(), computing_in(self._options.precision):
             for microbatch, output in enumerate(outputs):
                 self._loss(unwrap(output), microbatch)
         return self._loss.total

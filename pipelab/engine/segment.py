@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -85,10 +85,12 @@ class Segment:
         seed: int = 0,
         finish: Callable[[Any, int], Any] | None = None,
         deferral: Deferral | None = None,
+        precision: str = "fp32",
     ) -> None:
         self.layers = layers
         self.remat = remat
         self.seed = seed
+        self.precision = precision
         self.step = 0
         self.keywords: Sequence[Sequence[Keywords]] = ()  # by micro-batch and layer, where there are any
         self._finish = finish
@@ -160,8 +162,9 @@ class Segment:
 
     def predict(self, microbatch: int, content: Any) -> Any:
         """The layers alone, in the mode they are in, without loss and graph."""
-        for place, (_, layer) in enumerate(self.layers):
-            content = self._apply(layer, content, microbatch, place)
+        with computing_in(self.precision):
+            for place, (_, layer) in enumerate(self.layers):
+                content = self._apply(layer, content, microbatch, place)
         return content
 
     def _apply(self, layer: nn.Module, content: Any, microbatch: int, place: int) -> Any:
@@ -178,13 +181,14 @@ class Segment:
         versions = [tensor._version for tensor in wanting]
         content = unwrap(value)
         deferrable = bool(self._defers)
-        with self._prepared_for_deferral():
-            for place, (number, layer) in enumerate(self.layers):
-                _seed(self.seed, self.step, number, microbatch)
-                content = self._apply(layer, content, microbatch, place)
-        if self._writes is None and wanting:
-            self._writes = versions != [tensor._version for tensor in wanting]
-        made = wrap(content if self._finish is None else self._finish(content, microbatch))
+        with computing_in(self.precision):
+            with self._prepared_for_deferral():
+                for place, (number, layer) in enumerate(self.layers):
+                    _seed(self.seed, self.step, number, microbatch)
+                    content = self._apply(layer, content, microbatch, place)
+            if self._writes is None and wanting:
+                self._writes = versions != [tensor._version for tensor in wanting]
+            made = wrap(content if self._finish is None else self._finish(content, microbatch))
         outputs = [get_gradient_edge(t) for t, wants in zip(made.tensors, made.wants_gradient, strict=True) if wants]
         outside = Value(made.structure, [tensor.detach() for tensor in made.tensors], made.wants_gradient)
         return Graph(outputs, inputs, deferrable), outside
@@ -235,6 +239,11 @@ def _walk(
         edges, known, keep, False, tuple(to), allow_unreachable=True, accumulate_grad=add
     )
     return found
+
+
+def computing_in(precision: str) -> AbstractContextManager[Any]:
+    """Around a forward: with "bf16" torch's autocast computes products in bfloat16, from weights in float32."""
+    return torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
 def _seed(*numbers: int) -> None:

@@ -31,6 +31,7 @@ class Stage:
         seed: int = 0,
         finish: Callable[[Any, int], Any] | None = None,
         deferral: Deferral | None = None,
+        precision: str = "fp32",
     ) -> None:
         self.remat = remat != "none"
         numbered = list(enumerate(layers, start=first))
@@ -43,6 +44,7 @@ class Stage:
                 seed=seed,
                 finish=finish if start == starts[-1] else None,
                 deferral=deferral,
+                precision=precision,
             )
             for start in starts
         ]
