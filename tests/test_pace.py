@@ -80,6 +80,23 @@ def test_pace_shows_a_slow_wire_as_waiting(clock: str, ranks_of: RanksOf) -> Non
     assert all(span.start >= span.end - span.late - times[span.action.kind] - 1e-6 for span in trace.spans)
 
 
+@pytest.mark.parametrize("clock", ["anchored", "plain"])
+def test_pace_shows_when_a_message_came_over_the_emulated_wire(clock: str, ranks_of: RanksOf) -> None:
+    """A delay after it was sent, though the real message was there at once.
+
+    So with anchored clocks the critical path is the predicted one. Plain clocks know only when a message was taken.
+    """
+    costs = pl.Costs(F=[0.02, 0.033], B=[0.041, 0.057], comm=0.025)
+    schedule = pl.one_f_one_b(2, 4)
+    trace = run(schedule, ranks_of(2), costs, clock=clock).trace
+    start = {span.action: span.start for span in trace.spans}
+    for message in trace.messages:
+        assert message.sent < message.arrived <= start[message.reader]
+        assert message.arrived - message.sent > 0.015  # 0.025, but for what the sender was late
+    predicted = [span.action for span in pl.simulate(schedule, costs).critical_path()]
+    assert clock == "plain" or [span.action for span in trace.critical_path()] == predicted
+
+
 def test_pace_plain_clock_gives_every_action_its_time(ranks_of: RanksOf) -> None:
     """Nothing starts before it really can, and then takes its whole time."""
     result = run(pl.one_f_one_b(2, 4), ranks_of(2), EVEN, clock="plain")

@@ -38,6 +38,13 @@ class Pace:
         """The next action reads a value that another rank has stamped with the time when it comes."""
         self._free = max(self._free, stamp)  # [2]
 
+    def arrival(self, sent: float, taken: float, stamp: float) -> float:
+        """When a message came, as the trace shows it: on the emulated wire, and not before it really was there.
+
+        Anchored clocks hide the transport, so it was there once it was sent; with plain ones, when it was taken.
+        """
+        return max(stamp, taken if self._plain else sent)
+
     def begin(self) -> None:
         """The next action starts: wait for its value, where that is still on an emulated wire."""
         _sleep_until(self._free)

@@ -84,9 +84,11 @@ class Worker:
         if source in made:
             return copied(made.pop(source))
         delivery = self.channel.take(source)
-        self.arrivals.append(Arrival(action, delivery.sent, delivery.arrived, delivery.bytes))
+        arrived = delivery.arrived
         if self.pace:
             self.pace.value_comes(delivery.stamp)
+            arrived = self.pace.arrival(delivery.sent, arrived, delivery.stamp)
+        self.arrivals.append(Arrival(action, delivery.sent, arrived, delivery.bytes))
         return delivery.value
 
     def _recompute(self, action: Action) -> None:
