@@ -436,6 +436,9 @@ def test_ranks_a_death_between_calls_starts_them_again(ranks: pl.Ranks) -> None:
     pids, generation = ranks.run(os.getpid), ranks.generation
     os.kill(pids[0], signal.SIGKILL)
     assert gone(pids[0])
+    deadline = time.monotonic() + 3  # its threads go one by one; a call before the last has gone is told of the death
+    while ranks.alive and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert ranks.run(dist.get_rank) == [0, 1, 2]
     assert ranks.generation == generation + 1
 

@@ -66,8 +66,11 @@ class Pool:
 
     @property
     def alive(self) -> bool:
-        """Whether every process is there."""
-        return bool(self._processes) and all(process.is_alive() for process in self._processes)
+        """Whether every process is there, and its connection open: the fork server tells of a death a little later."""
+        if not self._processes or any(connection.closed for connection in self._connections):
+            return False
+        ended = any(connection.poll() for connection in self._connections)  # between calls a rank says nothing
+        return not ended and all(process.is_alive() for process in self._processes)
 
     def call(self, messages: Sequence[memoryview], timeout_s: float) -> list[Any]:
         """Send each rank its message; the answers in rank order. After an exception no process is left."""
