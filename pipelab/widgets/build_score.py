@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from inspect import signature
 
+from pipelab.action import Kind
 from pipelab.captions import counted
 from pipelab.errors import SizeError
 from pipelab.memory import peak_activations
@@ -19,33 +22,46 @@ _HAIR = 1e-9
 
 def recognised(schedule: Schedule) -> tuple[str, ...]:
     """The names of the published schedules that have exactly these orders."""
-    names, sizes, v = [], (schedule.num_ranks, schedule.num_microbatches), schedule.stages_per_rank
+    sizes = schedule.num_ranks, schedule.num_microbatches, schedule.stages_per_rank
+    return tuple(name for name, published in _published(*sizes) if published == schedule)
+
+
+def _published(p: int, m: int, v: int) -> Iterator[tuple[str, Schedule]]:
+    """Every published schedule that comes in this size, with its name."""
     for name, build in SCHEDULES.items():
         virtual = "stages_per_rank" in signature(build).parameters
         if virtual and v == 1:
             continue  # with one stage a rank they are schedules that have a name of their own
-        try:
-            same = schedule == (build(*sizes, stages_per_rank=v) if virtual else build(*sizes))
-        except SizeError:
-            continue  # it does not come in this size
-        names += [name] * same
-    return tuple(names)
+        with suppress(SizeError):  # it does not come in this size
+            yield name, build(p, m, stages_per_rank=v) if virtual else build(p, m)
 
 
 @lru_cache(maxsize=64)
 def best_known(task: Task) -> Trace:
-    """The shortest schedule for `task` that the search finds, or that is published."""
+    """The shortest schedule for `task` that the search finds or that is published; of equally short ones, the one that
+    keeps least."""
+    limit = task.num_microbatches if task.memory_limit is None else task.memory_limit
     found = search(
         task.num_ranks,
         task.num_microbatches,
         task.costs,
-        memory_limit=task.num_microbatches if task.memory_limit is None else task.memory_limit,
+        memory_limit=limit,
         placement="one" if task.stages_per_rank == 1 else "loop",
         stages_per_rank=task.stages_per_rank,
         objective="makespan",
         split_backward=task.split_backward,
     )
-    return simulate(found, task.costs)
+    plans = [found]
+    for _, plan in _published(task.num_ranks, task.num_microbatches, task.stages_per_rank):
+        if (plan.placement, plan.splits_backward) == (found.placement, found.splits_backward) and not _updates(plan):
+            plans.append(plan)
+    traces = [simulate(plan, task.costs) for plan in plans]
+    within = [trace for trace in traces if max(peak_activations(trace)) <= limit + _HAIR]
+    return min(within, key=lambda trace: (round(trace.makespan, 9), max(peak_activations(trace))))
+
+
+def _updates(schedule: Schedule) -> bool:
+    return any(action.kind is Kind.U for order in schedule.ranks for action in order)
 
 
 def score(board: Board) -> tuple[str, ...]:
