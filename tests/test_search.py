@@ -233,3 +233,10 @@ def test_search_names_the_smallest_limit_that_works():
 def test_search_refuses_what_makes_no_sense(wrong, error, message):
     with pytest.raises(error, match=message):
         pl.search(**{"num_ranks": 4, "num_microbatches": 8, "memory_limit": 4, **wrong})
+
+
+def test_search_takes_forwards_that_take_next_to_no_time():
+    # found by random moves in the explorer: so many of these fit into the wait that their number was infinite
+    schedule = pl.search(3, 6, pl.Costs(F=5e-324, I=1, W=1), memory_limit=3.0)
+    pl.validate(schedule)
+    assert max(pl.peak_activations(pl.simulate(schedule))) <= 3

@@ -118,7 +118,7 @@ class _Climb:
         for rank in ranks_behind:
             forward, backward = self.task.duration[rank], self.task.duration[2 * self.stages - 1 - rank]
             wait += forward
-            fit.insert(0, wait / forward if forward else 1.0)
+            fit.insert(0, min(wait / forward, self.microbatches) if forward else 1.0)
             wait += backward + 2 * (self.task.hop[rank - 1] if rank else 0.0)
         yield list(map(floor, fit))
         yield list(map(ceil, fit))
