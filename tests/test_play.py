@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from base64 import b64decode
 from dataclasses import replace
@@ -213,3 +214,15 @@ def test_play_labels_every_control() -> None:
 def test_play_refuses_an_empty_trace() -> None:
     with pytest.raises(CostError, match="holds no spans"):
         Player(replace(ONE, spans=()))
+
+
+def test_play_lets_the_browser_move_the_line_while_it_plays():
+    player = play(simulate(one_f_one_b(2, 2), Costs(F=1, B=2)))  # 9 units in 10 s
+    assert "animateTransform" not in player.cursor.value
+    setattr(player.clock, player._playing, True)
+    grid = player._grid
+    way = float(re.search(r'to="([\d.]+)"', player.cursor.value)[1])
+    # 0.9 units a second, up to the rounding of the slider's steps, for a quarter of a second
+    assert way == pytest.approx(grid.x(0.225) - grid.x(0), rel=0.05, abs=0.1)
+    setattr(player.clock, player._playing, False)
+    assert "animateTransform" not in player.cursor.value

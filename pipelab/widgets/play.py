@@ -75,6 +75,8 @@ class Player(Stored, W.VBox):  # type: ignore[misc]  # ipywidgets has no types
         self.back.on_click(lambda _: self._to_event(-1))
         self.forward.on_click(lambda _: self._to_event(+1))
         self.scrub.observe(self._show, names="value")
+        self._playing = "playing" if self.clock.has_trait("playing") else "_playing"  # its name in ipywidgets 8 and 7
+        self.clock.observe(self._show, names=self._playing)
         self._show()
 
     @property
@@ -85,7 +87,9 @@ class Player(Stored, W.VBox):  # type: ignore[misc]  # ipywidgets has no types
 
     def _show(self, _: Any = None) -> None:
         moment = self.moment
-        self.cursor.value = cursor_svg(self._grid, moment)
+        plays = getattr(self.clock, self._playing) and self.scrub.value < _TICKS
+        a_second = self.clock.step * 1000 / _FRAME_MS / _TICKS * self.film.trace.makespan
+        self.cursor.value = cursor_svg(self._grid, moment, speed=a_second if plays else 0.0)
         words = f'<p style="line-height: 1.6">{escape(moment.sentence)}</p>'
         self.ranks.value = words + ranks_svg(moment, self._colours, self._most_kept)
 

@@ -15,10 +15,24 @@ _LANES = {Kind.F: 12, Kind.B: 32, Kind.I: 32}  # where activations fly, and grad
 _SQUARE = 17
 
 
-def cursor_svg(grid: Grid, moment: Moment) -> str:
-    """A line at the moment, and an outline around every action that runs; to be laid over the Gantt of `grid`."""
+_GLIDE_S = 0.25  # longer than it takes until the next picture
+
+
+def cursor_svg(grid: Grid, moment: Moment, *, speed: float = 0.0) -> str:
+    """A line at the moment, and an outline around every action that runs; to be laid over the Gantt of `grid`.
+
+    With `speed`, in units of the trace a second, the browser moves the line on by itself until the next picture comes.
+    """
     x = grid.x(moment.time)
-    parts = [f'<path d="M{x:.1f} 24V{grid.bottom}" stroke="{palette.MARK}" stroke-width="1.5"/>']
+    glide = ""
+    if speed:
+        way = grid.x(moment.time + speed * _GLIDE_S) - x
+        glide = (
+            f'<animateTransform attributeName="transform" type="translate" from="0" to="{way:.1f}" '
+            f'dur="{_GLIDE_S}s" fill="freeze"/>'
+        )
+    line = f'<path d="M{x:.1f} 24V{grid.bottom}" stroke="{palette.MARK}" stroke-width="1.5"'
+    parts = [f"{line}>{glide}</path>" if glide else f"{line}/>"]
     for span in filter(None, moment.running):
         left, width = grid.x(span.start), max(grid.x(span.end) - grid.x(span.start), 1.5)
         parts.append(
