@@ -94,9 +94,9 @@ def _backend() -> Finding:
 
     count = torch.cuda.device_count()
     if count >= 2:
-        return Finding("backend", f"NCCL for up to {count} ranks, one GPU a rank; gloo on the CPU for more")
-    reason = "one GPU, and NCCL wants one a rank" if count else "no GPU"
-    return Finding("backend", f"gloo on the CPU: {reason}")
+        more = f'; Ranks(n, backend="nccl") gives up to {count} ranks a GPU each, for functions of your own'
+        return Finding("backend", f"gloo on the CPU: pipelines do not use GPUs yet{more}")
+    return Finding("backend", f"gloo on the CPU: {'pipelines do not use GPUs yet' if count else 'no GPU'}")
 
 
 def _two_ranks() -> Finding:

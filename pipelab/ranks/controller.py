@@ -27,9 +27,9 @@ class Ranks:
     A rank that raises, dies or gives no answer in time ends all of them and raises `RankError`; the next call starts
     new ones, whose `local_state()` is empty, and counts `generation` up. The same holds after Stop in a notebook.
 
-    The backend is "nccl" where there is a GPU for every rank, "gloo" otherwise. The processes are forked from a server
-    that has torch already where that is safe, and spawned elsewhere; `start_method`, or PIPELAB_START_METHOD in the
-    environment, chooses.
+    The backend is "gloo", on the CPU, which pipelines need; "nccl" takes a GPU for every rank, for functions of your
+    own. The processes are forked from a server that has torch already where that is safe, and spawned elsewhere;
+    `start_method`, or PIPELAB_START_METHOD in the environment, chooses.
 
     In a process that torchrun has started, `Ranks()` takes the processes that are there: rank 0 goes on as caller and
     rank at once, the others serve inside this constructor until rank 0 closes its Ranks, and then exit.
@@ -185,14 +185,14 @@ def _choose_backend(num_ranks: int, asked: str | None) -> str:
     """The backend for so many ranks on this machine. Importing torch counts GPUs without waking them."""
     if asked not in (None, "gloo", "nccl"):
         raise EngineError(f"backend must be 'gloo' or 'nccl', got {asked!r}")
-    if asked == "gloo":
+    if asked != "nccl":
         return "gloo"
     import torch
 
     gpus = torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0
-    if asked == "nccl" and gpus < num_ranks:
+    if gpus < num_ranks:
         raise EngineError(
             f"backend='nccl' needs a GPU for each of {num_ranks} ranks, and torch finds {gpus}: "
             "take fewer ranks, or backend='gloo', which runs on the CPU"
         )
-    return "nccl" if gpus >= num_ranks else "gloo"
+    return "nccl"
