@@ -44,7 +44,7 @@ def test_messages_leave_at_the_end_and_arrive_one_hop_later():
     }
 
 
-def test_example_of_the_style_guide():
+def test_bubble_of_1f1b_is_exact():
     assert simulate(one_f_one_b(4, 8), Costs(F=1, I=1, W=1)).bubble_fraction == 3 / 11
 
 
@@ -84,7 +84,7 @@ def test_link_without_bytes_is_a_plain_delay():
 
 
 def test_recomputation_late_and_early():
-    # SOURCES: p = 4, m = 16, F = recomputation = 1, B = 2: 73 where it hides in the bubble, 76 where it does not
+    # (m + p - 1)(F + R + B) = 76 with R = F = 1, B = 2; hidden in the bubble, only m of the R lie on the path: 73
     costs = Costs(F=1, B=2)
     assert simulate(gpipe(4, 16), costs, remat=True).makespan == 76
     assert simulate(gpipe(4, 16), costs, remat="late").makespan == 76
