@@ -21,6 +21,7 @@ from pipelab.trace import Trace
 from pipelab.widgets import Player, play
 from pipelab.widgets.play_model import Film, Kept
 from pipelab.widgets.play_svg import cursor_svg, ranks_svg
+from pipelab.widgets.reel import reel
 from pipelab.widgets.svg import Grid, styles
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -124,7 +125,7 @@ def test_play_model_of_a_run_counts_seconds_from_its_start() -> None:
 def test_play_draws_the_cursor_over_what_runs() -> None:
     trace = simulate(gpipe(2, 2))
     grid = Grid.of(trace)
-    _, svg = cursor_svg(grid, Film(trace).at(1.5)).split("</style>")
+    svg = cursor_svg(grid, Film(trace).at(1.5))
     outlines = list(ET.fromstring(svg).iter(f"{SVG}rect"))
     assert [float(outline.attrib["x"]) for outline in outlines] == [pytest.approx(grid.x(1), abs=0.1)] * 2  # 0F1, 1F0
     assert [int(outline.attrib["y"]) for outline in outlines] == [grid.y(0), grid.y(1)]
@@ -216,13 +217,59 @@ def test_play_refuses_an_empty_trace() -> None:
         Player(replace(ONE, spans=()))
 
 
-def test_play_lets_the_browser_move_the_line_while_it_plays():
+def pictures(player: Player) -> list[tuple[str, str]]:
+    """When the browser shows each picture of the reel, and where its line is; no reel is one picture without a time."""
+    html = player.cursor.value
+    times = re.findall(r"animation: pl-shown 33ms (\d+)ms", html) or [""]
+    return list(zip(times, re.findall(r'd="M([\d.]+) 24V', html), strict=True))
+
+
+def test_play_draws_ahead_while_it_plays() -> None:
     player = play(simulate(one_f_one_b(2, 2), Costs(F=1, B=2)))  # 9 units in 10 s
-    assert "animateTransform" not in player.cursor.value
+    assert len(pictures(player)) == 1
     setattr(player.clock, player._playing, True)
-    grid = player._grid
-    way = float(re.search(r'to="([\d.]+)"', player.cursor.value)[1])
-    # 0.9 units a second, up to the rounding of the slider's steps, for a quarter of a second
-    assert way == pytest.approx(grid.x(0.225) - grid.x(0), rel=0.05, abs=0.1)
+    ahead = pictures(player)
+    assert [int(time) for time, _ in ahead] == [33 * n for n in range(len(ahead))]
+    # 0.9 units a second, up to the rounding of the slider's steps
+    way = float(ahead[-1][1]) - float(ahead[0][1])
+    assert way == pytest.approx(player._grid.x(0.9 * 0.033 * (len(ahead) - 1)) - player._grid.x(0), rel=0.05)
     setattr(player.clock, player._playing, False)
-    assert "animateTransform" not in player.cursor.value
+    assert len(pictures(player)) == 1
+
+
+def test_play_sends_a_new_reel_before_the_last_one_ends() -> None:
+    player = play(simulate(one_f_one_b(2, 2)))
+    setattr(player.clock, player._playing, True)
+    step, first = player.clock.step, player.cursor.value
+    length = len(pictures(player))
+    player.scrub.value = step
+    assert player.cursor.value == first
+    changed_after = next(n for n in range(2, length) if _moved_to(player, n * step) != first)
+    assert 2 <= changed_after <= length / 2
+    # whoever scrubs back while it plays sees it at once
+    player.scrub.value = 0
+    assert pictures(player)[0][1] == pytest.approx(str(player._grid.x(0)))
+
+
+def _moved_to(player: Player, place: int) -> str:
+    player.scrub.value = place
+    value: str = player.cursor.value
+    return value
+
+
+def test_play_ends_its_last_reel_on_the_last_moment() -> None:
+    player = play(ONE)
+    setattr(player.clock, player._playing, True)
+    player.scrub.value = player.scrub.max - player.clock.step
+    assert len(pictures(player)) == 2
+    assert "everything is done" in player.ranks.value.rsplit("<p", 1)[1]
+
+
+def test_reel_keeps_its_last_picture() -> None:
+    root = ET.fromstring(f"<html>{reel(['<i>a</i>', '<i>b</i>'], 40)}</html>")
+    styles_of = [frame.attrib["style"] for frame in root.find("div")]  # type: ignore[union-attr]
+    assert [style.split("animation: ")[1] for style in styles_of] == [
+        "pl-shown 40ms 0ms",
+        "pl-shown 40ms 40ms forwards",
+    ]
+    assert reel(["<i>a</i>"], 40) == "<i>a</i>"

@@ -12,12 +12,14 @@ import ipywidgets as W
 from pipelab.captions import headline
 from pipelab.trace import Trace
 from pipelab.widgets.play_model import Film, Moment
-from pipelab.widgets.play_svg import cursor_svg, ranks_svg
+from pipelab.widgets.play_svg import NO_MOUSE, cursor_svg, ranks_svg
+from pipelab.widgets.reel import reel
 from pipelab.widgets.stored import Stored
 from pipelab.widgets.svg import Grid, gantt_svg, styles
 
 _TICKS = 3000  # of the time slider
 _FRAME_MS, _SECONDS = 33, 10  # a frame, and the whole film at single speed
+_REEL, _CHANGE = 15, 6  # the frames that are drawn ahead while it plays, and after how many of them the next reel comes
 _SPEEDS = {"¼ ×": 0.25, "½ ×": 0.5, "1 ×": 1.0, "2 ×": 2.0, "4 ×": 4.0}
 
 
@@ -63,7 +65,7 @@ class Player(Stored, W.VBox):  # type: ignore[misc]  # ipywidgets has no types
         for layer in (picture, self.cursor):
             layer.layout.grid_area = "all"
         self.cursor.add_class("pl-cursor")
-        self.ranks = W.HTML()  # with the sentence, so that a frame is two messages
+        self.ranks = W.HTML()  # with the sentence, so that a reel is two messages
         self.ranks.add_class("pl-ranks")
         controls = W.Box(
             [self.clock, self.back, self.forward, self.scrub, self.speed], layout={"flex_flow": "row wrap"}
@@ -71,10 +73,11 @@ class Player(Stored, W.VBox):  # type: ignore[misc]  # ipywidgets has no types
         layers = W.GridBox([picture, self.cursor], layout={"grid_template_areas": '"all"'})
         super().__init__([controls, layers, self.ranks])
         self.add_class("pl-play")
-        self.speed.observe(lambda _: setattr(self.clock, "step", self._step()), names="value")
+        self.speed.observe(lambda _: self._set_speed(), names="value")
         self.back.on_click(lambda _: self._to_event(-1))
         self.forward.on_click(lambda _: self._to_event(+1))
         self.scrub.observe(self._show, names="value")
+        self._drawn = range(0)  # the slider's places that need no new reel while it plays
         self._playing = "playing" if self.clock.has_trait("playing") else "_playing"  # its name in ipywidgets 8 and 7
         self.clock.observe(self._show, names=self._playing)
         self._show()
@@ -82,16 +85,31 @@ class Player(Stored, W.VBox):  # type: ignore[misc]  # ipywidgets has no types
     @property
     def moment(self) -> Moment:
         """What is happening at the cursor."""
-        trace, place = self.film.trace, self.scrub.value
+        return self._moment_at(self.scrub.value)
+
+    def _moment_at(self, place: int) -> Moment:
+        trace = self.film.trace
         return self.film.at(self._event_at.get(place, trace.start + trace.makespan * place / _TICKS))
 
-    def _show(self, _: Any = None) -> None:
-        moment = self.moment
-        plays = getattr(self.clock, self._playing) and self.scrub.value < _TICKS
-        a_second = self.clock.step * 1000 / _FRAME_MS / _TICKS * self.film.trace.makespan
-        self.cursor.value = cursor_svg(self._grid, moment, speed=a_second if plays else 0.0)
+    def _show(self, change: dict[str, Any] | None = None) -> None:
+        """Draw the moment; while it plays also those to come, because every reel is a round trip to the kernel."""
+        here, step = self.scrub.value, self.clock.step
+        plays = getattr(self.clock, self._playing) and here < _TICKS
+        if plays and change and change["name"] == "value" and here in self._drawn:
+            return
+        self._drawn = range(here, here + _CHANGE * step) if plays else range(0)
+        places = range(here, min(here + _REEL * step, _TICKS + step), step) if plays else [here]
+        moments = [self._moment_at(min(place, _TICKS)) for place in places]
+        self.cursor.value = NO_MOUSE + reel([cursor_svg(self._grid, moment) for moment in moments], _FRAME_MS)
+        self.ranks.value = reel([self._ranks_at(moment) for moment in moments], _FRAME_MS)
+
+    def _ranks_at(self, moment: Moment) -> str:
         words = f'<p style="line-height: 1.6">{escape(moment.sentence)}</p>'
-        self.ranks.value = words + ranks_svg(moment, self._colours, self._most_kept)
+        return words + ranks_svg(moment, self._colours, self._most_kept)
+
+    def _set_speed(self) -> None:
+        self.clock.step = self._step()
+        self._show()
 
     def _step(self) -> int:
         speed: float = self.speed.value

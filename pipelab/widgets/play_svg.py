@@ -14,34 +14,21 @@ _BOX_TOP, _BOX_HIGH = 46, 30  # of a rank
 _LANES = {Kind.F: 12, Kind.B: 32, Kind.I: 32}  # where activations fly, and gradients
 _SQUARE = 17
 
+# the cursor covers the Gantt, whose tooltips must still be reached
+NO_MOUSE = "<style>.pl-cursor, .pl-cursor * {pointer-events: none}</style>"
 
-_GLIDE_S = 0.25  # longer than it takes until the next picture
 
-
-def cursor_svg(grid: Grid, moment: Moment, *, speed: float = 0.0) -> str:
-    """A line at the moment, and an outline around every action that runs; to be laid over the Gantt of `grid`.
-
-    With `speed`, in units of the trace a second, the browser moves the line on by itself until the next picture comes.
-    """
+def cursor_svg(grid: Grid, moment: Moment) -> str:
+    """A line at the moment, and an outline around every action that runs; to be laid over the Gantt of `grid`."""
     x = grid.x(moment.time)
-    glide = ""
-    if speed:
-        way = grid.x(moment.time + speed * _GLIDE_S) - x
-        glide = (
-            f'<animateTransform attributeName="transform" type="translate" from="0" to="{way:.1f}" '
-            f'dur="{_GLIDE_S}s" fill="freeze"/>'
-        )
-    line = f'<path d="M{x:.1f} 24V{grid.bottom}" stroke="{palette.MARK}" stroke-width="1.5"'
-    parts = [f"{line}>{glide}</path>" if glide else f"{line}/>"]
+    parts = [f'<path d="M{x:.1f} 24V{grid.bottom}" stroke="{palette.MARK}" stroke-width="1.5"/>']
     for span in filter(None, moment.running):
         left, width = grid.x(span.start), max(grid.x(span.end) - grid.x(span.start), 1.5)
         parts.append(
             f'<rect x="{left:.1f}" y="{grid.y(span.rank)}" width="{width:.1f}" height="{grid.bar}" fill="none" '
             f'stroke="{palette.MARK}" stroke-width="2.5"/>'
         )
-    # the overlay covers the Gantt, whose tooltips must still be reached
     return (
-        "<style>.pl-cursor, .pl-cursor * {pointer-events: none}</style>"
         f'<svg xmlns="http://www.w3.org/2000/svg" aria-hidden="true" viewBox="0 0 {WIDTH} {grid.height}" width="100%" '
         f'style="max-width:{WIDTH}px;display:block">{"".join(parts)}</svg>'
     )

@@ -131,13 +131,25 @@ def plays(page: Any, theme: str) -> None:
     assert "At 1, " in page.locator(RANKS).inner_text()
 
     page.locator(".widget-play button").first.click()
-    for _ in range(5):
-        frame = changed(page, CURSOR, frame)
+    lines = {seen_line(page)}
+    while len(lines) < 9:  # more than one reel of pictures
+        lines.add(seen_line(page))
     screenshot(page, f"play {theme}")
     page.locator(".widget-play button").first.click()
+    counts(page, f"{CURSOR}", 1)
 
     slider(page, "time").last.press("End")
     says(page, RANKS, "everything is done")
+
+
+def seen_line(page: Any) -> str:
+    """Where the player's line is: of the pictures that wait for their turn nothing is seen."""
+    found: str = page.wait_for_function(
+        """selector => [...document.querySelectorAll(selector + ' path')]
+            .find(path => getComputedStyle(path).visibility === 'visible')?.getAttribute('d')""",
+        arg=CURSOR,
+    ).json_value()
+    return found
 
 
 def builds(page: Any, theme: str) -> None:
