@@ -3,23 +3,20 @@
     python benchmarks/search.py
 
 The first table has the settings of Qi et al. 2023 (arXiv 2401.10241), tables 5 and 9, whose authors' search took 0.1 to
-3.1 seconds a setting. The second has the cases of tests/data/optima.json, which tools/optima.py proved. Times are
-processor seconds of one core, one run each.
+3.1 seconds a setting. The second has the cases that tools/optima.py proved. Times are processor
+seconds of one core, one run each.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import pipelab as pl
-
-OPTIMA = Path(__file__).resolve().parents[1] / "tests" / "data" / "optima.json"
+from pipelab.schedules.optima import stored_optima
 
 # hidden size, heads; p, m; F, I, W and delay in ms; the bubble rates of ZB-1p and ZB-2p
 PUBLISHED = [
@@ -58,7 +55,7 @@ def published() -> None:
 def optima() -> None:
     """How much longer than proved possible, over all memory limits from p to 2p - 1."""
     groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for case in json.loads(OPTIMA.read_text())["cases"]:
+    for case in stored_optima():
         gap, seconds = gap_of(case)
         heavy = ", last stage half as long again" * (case["F"][0] != case["F"][-1])
         times = "/".join(str(case[kind][0]) for kind in "FIW")

@@ -27,8 +27,9 @@ _ROOMS: dict[str, tuple[str, ...]] = {
     "memory": ("peak_activations", "memory_curve"),
     "schedules": (
         *("SCHEDULES", "naive", "gpipe", "one_f_one_b", "interleaved", "breadth_first", "zb_h1", "zb_h2", "pipedream"),
-        *("zb_v", "v_half", "v_min", "dualpipe_v", "search"),
+        *("zb_v", "v_half", "v_min", "dualpipe_v", "pipedream_2bw", "search"),
     ),
+    "versions": ("weight_versions", "update_groups", "stashed_versions"),
     "partition": ("partition_layers", "Partition"),
     "lower": ("lower", "validate_program", "Program"),
     "profiling": ("profile_layers",),
@@ -36,7 +37,8 @@ _ROOMS: dict[str, tuple[str, ...]] = {
     "doctor": ("doctor",),
     "engine": ("Pipeline", "StepResult"),
     "gantt": ("gantt", "gantt_compare"),
-    "plots": ("memory_plot", "bubble_plot"),
+    "plots": ("memory_plot", "bubble_plot", "line_plot"),
+    "stacked": ("gantt_memory", "gantt_stack"),
     "widgets": ("explore", "play", "build"),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}

@@ -68,7 +68,7 @@ def gantt(
         extra += _critical_path(ax, trace)
     if arrows_of is not None:
         extra += _arrows(ax, trace, arrows_of)
-    _legend(ax, [trace], extra)
+    legend_of(ax, [trace], extra)
     return ax
 
 
@@ -107,7 +107,7 @@ def gantt_compare(
         late = _later(predicted, measured, tolerance * predicted.makespan)
         label = f"late by over {100 * tolerance:g} % of makespan: {len(late)} of {len(measured.spans)}"
         extra.append(_outline(below, measured, late, label))
-    _legend(below, [predicted, measured], extra)
+    legend_of(below, [predicted, measured], extra)
     return above, below
 
 
@@ -318,8 +318,8 @@ def _arrows(ax: Axes, trace: Trace, microbatch: int) -> list[Any]:
 # --- legend -----------------------------------------------------------------------------------------------------------
 
 
-def _legend(ax: Axes, traces: Sequence[Trace], extra: Iterable[Any]) -> None:
-    """Which letter has which colour, in one row below the axes."""
+def legend_of(ax: Axes, traces: Sequence[Trace], extra: Iterable[Any] = ()) -> None:
+    """Which letter has which colour in `traces`, and `extra` handles behind, in one row below the axes."""
     kinds = {span.action.kind for trace in traces for span in trace.spans}
     swatches = [
         Patch(facecolor=palette.COLOURS[kind], label=f"{kind.value} {palette.NAMES[kind]}")

@@ -1,4 +1,4 @@
-"""Curves beside the Gantt: memory over time, and the bubble over the number of micro-batches.
+"""Curves beside the Gantt: memory over time, the bubble over the number of micro-batches, anything over anything.
 
 They stand on the axes that `pipelab.gantt` makes, so the words, the ranks and the time axis are the same.
 """
@@ -78,22 +78,45 @@ def bubble_plot(
     Every curve has its own colour, mark and dashes; the horizontal axis doubles in equal steps.
     Raises SizeError where there is nothing to draw.
     """
+    percent = {name: {count: 100 * share for count, share in curve.items()} for name, curve in curves.items()}
+    return line_plot(percent, ax, xlabel=xlabel, ylabel="bubble, % of makespan × ranks", doubling=True)
+
+
+def line_plot(
+    curves: Mapping[str, Mapping[Any, float]],
+    ax: Axes | None = None,
+    *,
+    xlabel: str,
+    ylabel: str,
+    doubling: bool = False,
+) -> Axes:
+    """Draw `curves`, {name: {x: y}} with numbers for x, each with a colour, a mark and dashes of its own, from 0 upwards.
+
+    With `doubling` the horizontal axis doubles in equal steps, and every x is written below it. A curve of more than 24
+    points is drawn without marks. Raises SizeError where there is nothing to draw.
+    """
     if not curves or not all(curves.values()):
-        raise SizeError("bubble_plot needs at least one curve, each with at least one point: {name: {m: fraction}}")
+        raise SizeError("a plot needs at least one curve, each with at least one point: {name: {x: y}}")
     if ax is None:
         (ax,) = new_axes([8])
-    counts = sorted({count for curve in curves.values() for count in curve})
     for number, (name, curve) in enumerate(curves.items()):
         colour, marker, dashes = _LOOKS[number % len(_LOOKS)]
         xs = sorted(curve)
-        ys = [100 * curve[x] for x in xs]
-        ax.plot(xs, ys, color=colour, marker=marker, linestyle=dashes, markersize=5, linewidth=1.6, label=name)
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(counts, [f"{count:g}" for count in counts])
-    ax.minorticks_off()
+        style: dict[str, Any] = {
+            "color": colour,
+            "linestyle": dashes,
+            "marker": marker if len(xs) <= 24 else "",
+            "label": name,
+        }
+        ax.plot(xs, [curve[x] for x in xs], markersize=5, linewidth=1.6, **style)
+    if doubling:
+        counts = sorted({count for curve in curves.values() for count in curve})
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(counts, [f"{count:g}" for count in counts])
+        ax.minorticks_off()
     ax.set_xlabel(xlabel, loc="left", fontsize=9.5)
-    ax.set_ylim(0, None)
-    ax.set_ylabel("bubble, % of makespan × ranks", fontsize=9.5)
+    ax.set_ylim(min(0, ax.get_ylim()[0]), None)
+    ax.set_ylabel(ylabel, fontsize=9.5)
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="y", color=palette.IDLE_HATCH, linewidth=0.6)
     ax.legend(frameon=False, fontsize=9)

@@ -139,6 +139,17 @@ class Trace:
         """
         return max(row[-1].end - row[0].start for row in self.by_rank if row)
 
+    def ends(self) -> dict[str, float]:
+        """When each action ended, counted from the first end of all, to the microsecond: {"0F0": 0, ...}.
+
+        In a paced run the time is that of the emulated clock: `late`, by which a busy machine woke the rank too late,
+        is taken off. So a paced run has exactly the ends of the simulation with the costs that paced it. Recomputed
+        forwards are called "0F0 again". Raises CostError where the trace is empty.
+        """
+        on_clock = {f"{s.action} again" if s.recompute else str(s.action): s.end - s.late for s in self._filled}
+        first = min(on_clock.values())
+        return {name: round(end - first, 6) for name, end in on_clock.items()}
+
     def idle_by_phase(self, rank: int) -> IdleByPhase:
         """Idle time of `rank` before its first backward (warmup), after its last forward (cooldown), and between."""
         row = [s for s in self.by_rank[rank] if not s.recompute]

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 
 from pipelab.errors import SizeError
 from pipelab.memory import memory_curve
-from pipelab.plots import bubble_plot, memory_plot
+from pipelab.plots import bubble_plot, line_plot, memory_plot
 from pipelab.schedules import gpipe, one_f_one_b, zb_h1
 from pipelab.simulate import simulate
 
@@ -107,3 +107,21 @@ def test_bubble_plot_tells_curves_apart_without_colour() -> None:
 def test_bubble_plot_refuses_nothing() -> None:
     with pytest.raises(SizeError, match="at least one curve"):
         bubble_plot({"gpipe": {}})
+
+
+def test_line_plot_draws_every_point_under_its_name() -> None:
+    ax = line_plot({"a": {4: 1.5, 1: 3}, "b": {n: n for n in range(30)}}, xlabel="m", ylabel="units")
+    short, long = ax.get_lines()
+    assert (list(short.get_xdata()), list(short.get_ydata())) == ([1, 4], [3, 1.5])
+    assert (short.get_marker(), long.get_marker()) == ("o", "")  # 30 marks would be a band
+    assert (legend(ax), ax.get_xlabel(), ax.get_ylabel()) == (["a", "b"], "m", "units")
+    assert ax.get_ylim()[0] == 0
+
+
+def test_line_plot_shows_what_is_below_zero() -> None:
+    assert line_plot({"a": {0: -5, 1: 5}}, xlabel="x", ylabel="y").get_ylim()[0] <= -5
+
+
+def test_line_plot_refuses_an_empty_curve() -> None:
+    with pytest.raises(SizeError, match="at least one point"):
+        line_plot({"a": {}}, xlabel="x", ylabel="y")

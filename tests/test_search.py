@@ -1,9 +1,7 @@
 """The search: valid, within its limit, the same every time, as good as published, and close to what is proved best."""
 
-import json
 import math
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +10,9 @@ from hypothesis import strategies as st
 import pipelab as pl
 from pipelab.schedules._climb import climb
 from pipelab.schedules._task import Task
+from pipelab.schedules.optima import proved_optima, stored_optima
 
-OPTIMA = json.loads((Path(__file__).parent / "data" / "optima.json").read_text())["cases"]
+OPTIMA = stored_optima()
 unit = pl.Costs(F=1, I=1, W=1)
 
 
@@ -85,6 +84,14 @@ def test_search_has_an_optimum_for_every_limit():
     sizes = {(case["num_ranks"], case["num_microbatches"], case["memory_limit"]) for case in OPTIMA}
     assert sizes == {(p, m, limit) for p, m in ((4, 8), (8, 16)) for limit in range(p, 2 * p)}
     assert {case["status"] for case in OPTIMA} <= {"optimal", "bound"}
+
+
+def test_search_optima_can_be_asked_for_by_times():
+    # F = I = W: no makespan is below (p - 1)F + mC = 27; a rank that keeps 2p - 1 never waits, 24 (Qi et al. 2023)
+    assert proved_optima(4, 8, 1, 1, 1) == dict.fromkeys(range(4, 8), 27)
+    assert proved_optima(4, 8, 1, 1, 1, objective="span")[7] == 24
+    with pytest.raises(pl.SizeError, match=r"F, I, W = 2, 3, 5.*stored are \(p, m\) = \(4, 8\)"):
+        proved_optima(4, 8, 2, 3, 5)
 
 
 # --- properties -----------------------------------------------------------------------------------------------------
@@ -183,7 +190,7 @@ def test_search_needs_less_time_with_more_memory():
     costs = pl.Costs(F=10, I=12, W=8, comm=1)
     spans = [pl.simulate(pl.search(4, 8, costs, memory_limit=n), costs).longest_rank_span for n in (1, 2, 4, 5, 6, 7)]
     assert spans == sorted(spans, reverse=True)
-    assert spans[2:] == [294, 280, 272, 264]  # proved: tests/data/optima.json
+    assert spans[2:] == [294, 280, 272, 264]  # proved: pipelab/schedules/optima.json
 
 
 def test_search_with_room_for_one_micro_batch_runs_one_after_the_other():

@@ -48,6 +48,21 @@ def test_bubble_of_1f1b_is_exact():
     assert simulate(one_f_one_b(4, 8), Costs(F=1, I=1, W=1)).bubble_fraction == 3 / 11
 
 
+def test_ends_count_from_the_first_and_leave_out_lateness():
+    trace = simulate(one_f_one_b(2, 2), Costs(F=1, B=2, comm=0.5))
+    by_hand = {name: end - 1 for name, (_, end) in BY_HAND.items()}  # the first action, 0F0, ends at 1
+    assert trace.ends() == by_hand
+    late = tuple(s._replace(start=s.start + 7, end=s.end + 7.25, late=0.25) for s in trace.spans)
+    assert Trace(trace.schedule, late, source="paced").ends() == trace.ends()
+    assert Trace(trace.schedule, tuple(s._replace(late=0) for s in late)).ends() == trace.ends()
+    one_late = (late[0]._replace(late=0.0), *late[1:])
+    assert Trace(trace.schedule, one_late).ends() != trace.ends()
+
+
+def test_ends_name_recomputed_forwards():
+    assert simulate(gpipe(1, 1), Costs(F=1, B=2), remat="late").ends() == {"0F0": 0, "0F0 again": 1, "0B0": 3}
+
+
 def test_critical_path_steps_from_cause_to_cause():
     path = simulate(one_f_one_b(2, 2), Costs(F=1, B=2, comm=0.5)).critical_path()
     assert [str(s.action) for s in path] == ["0F0", "1F0", "1B0", "1F1", "1B1", "0B1"]

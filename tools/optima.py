@@ -1,4 +1,4 @@
-"""Prove how quick small schedules can be, and store it in tests/data/optima.json: `pipelab.search` is held to it.
+"""Prove how quick small schedules can be, and store it beside the schedules: `pipelab.search` is held to it.
 
     python tools/optima.py                    every case that is not proved yet, 60 seconds each: some minutes in all
     python tools/optima.py --seconds 600      the same with more patience
@@ -21,13 +21,12 @@ from __future__ import annotations
 import argparse
 import json
 from itertools import accumulate, product
-from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from ortools.sat.python import cp_model
 
-STORE = Path(__file__).resolve().parents[1] / "tests" / "data" / "optima.json"
+from pipelab.schedules.optima import STORE
 
 
 class Case(NamedTuple):
