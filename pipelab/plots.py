@@ -90,9 +90,10 @@ def line_plot(
     ylabel: str,
     doubling: bool = False,
 ) -> Axes:
-    """Draw `curves`, {name: {x: y}} with numbers for x, each with a colour, a mark and dashes of its own, from 0 upwards.
+    """Draw `curves`, {name: {x: y}}, each with a colour, a mark and dashes of its own.
 
-    With `doubling` the horizontal axis doubles in equal steps, and every x is written below it. A curve of more than 24
+    With `doubling` the horizontal axis doubles in equal steps, and every x is written below it. The vertical axis begins at 0 where
+    nothing is below. A curve of more than 24
     points is drawn without marks. Raises SizeError where there is nothing to draw.
     """
     if not curves or not all(curves.values()):
@@ -102,20 +103,17 @@ def line_plot(
     for number, (name, curve) in enumerate(curves.items()):
         colour, marker, dashes = _LOOKS[number % len(_LOOKS)]
         xs = sorted(curve)
-        style: dict[str, Any] = {
-            "color": colour,
-            "linestyle": dashes,
-            "marker": marker if len(xs) <= 24 else "",
-            "label": name,
-        }
-        ax.plot(xs, [curve[x] for x in xs], markersize=5, linewidth=1.6, **style)
+        mark = marker if len(xs) <= 24 else ""
+        ys = [curve[x] for x in xs]
+        ax.plot(xs, ys, color=colour, marker=mark, linestyle=dashes, markersize=5, linewidth=1.6, label=name)
     if doubling:
         counts = sorted({count for curve in curves.values() for count in curve})
         ax.set_xscale("log", base=2)
         ax.set_xticks(counts, [f"{count:g}" for count in counts])
         ax.minorticks_off()
     ax.set_xlabel(xlabel, loc="left", fontsize=9.5)
-    ax.set_ylim(min(0, ax.get_ylim()[0]), None)
+    if min(y for curve in curves.values() for y in curve.values()) >= 0:
+        ax.set_ylim(0, None)
     ax.set_ylabel(ylabel, fontsize=9.5)
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="y", color=palette.IDLE_HATCH, linewidth=0.6)
