@@ -15,6 +15,7 @@ from pipelab.schedules.interleaved import interleaved
 from pipelab.schedules.naive import naive
 from pipelab.schedules.one_f_one_b import one_f_one_b
 from pipelab.schedules.pipedream import pipedream
+from pipelab.schedules.pipedream_2bw import pipedream_2bw
 from pipelab.schedules.search import search
 from pipelab.schedules.v_half import v_half
 from pipelab.schedules.v_min import v_min
@@ -22,7 +23,7 @@ from pipelab.schedules.zb_h1 import zb_h1
 from pipelab.schedules.zb_h2 import zb_h2
 from pipelab.schedules.zb_v import zb_v
 
-__all__ = ["SCHEDULES", "search"]
+__all__ = ["SCHEDULES", "pipedream_2bw", "search"]
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "naive": naive,

@@ -18,14 +18,15 @@ def pipedream(num_ranks: int, num_microbatches: int) -> Schedule:
     """
     p = positive_integer("num_ranks", num_ranks)
     m = positive_integer("num_microbatches", num_microbatches)
-    ranks = (_with_updates(order) for order in one_f_one_b(p, m).ranks)
+    ranks = (with_updates(order) for order in one_f_one_b(p, m).ranks)
     return Schedule("pipedream", tuple(ranks), tuple(range(p)), m)
 
 
-def _with_updates(order: tuple[Action, ...]) -> tuple[Action, ...]:
+def with_updates(order: tuple[Action, ...], *, every: int = 1) -> tuple[Action, ...]:
+    """`order` with an update behind the backward of every micro-batch that is the last of `every`."""
     steps: list[Action] = []
     for action in order:
         steps.append(action)
-        if action.kind is Kind.B:
+        if action.kind is Kind.B and (action.microbatch + 1) % every == 0:
             steps.append(action._replace(kind=Kind.U))
     return tuple(steps)
