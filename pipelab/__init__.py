@@ -31,6 +31,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "versions": ("weight_versions", "update_groups", "stashed_versions"),
     "partition": ("partition_layers", "Partition"),
+    "mesh": ("Mesh",),
     "lower": ("lower", "validate_program", "Program"),
     "profiling": ("profile_layers",),
     "ranks": ("Ranks",),

@@ -28,7 +28,7 @@ LAW = (
     ("simulate",),
     ("memory",),
     ("schedules", "versions"),
-    ("partition", "lower", "theory", "models", "data", "profiling"),
+    ("partition", "mesh", "lower", "theory", "models", "data", "profiling"),
     ("planner",),
     ("ranks",),
     ("engine",),
