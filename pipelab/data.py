@@ -1,9 +1,10 @@
-"""Small real data: the handwritten digits that most chapters train on, and mini-batches of them."""
+"""Small real data: the handwritten digits that most chapters train on, a text of our own, and mini-batches of both."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import resources
 
 import torch
 from torch import Tensor
@@ -71,3 +72,56 @@ def batches(
     shuffle = torch.Generator().manual_seed(1_000_003 * seed + epoch)
     order = torch.randperm(len(inputs), generator=shuffle)
     return ((inputs[rows], targets[rows]) for rows in torch.split(order, size))
+
+
+def text() -> str:
+    """66,008 characters of plain English about pipelines: sentences of this book, frozen on 29 November 2026.
+
+    One paragraph a line, without formulas, code or figures. It stays as it is when the chapters change.
+    """
+    return resources.files("pipelab").joinpath("prose.txt").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Characters:
+    """A text as numbers: `vocabulary` has each of its characters once, sorted, and `tokens` (n,), int64, the places."""
+
+    vocabulary: str
+    tokens: Tensor
+
+    def __repr__(self) -> str:
+        return f"Characters({len(self.tokens)} characters, {len(self.vocabulary)} different)"
+
+    def encode(self, text: str) -> Tensor:
+        """The numbers of the characters of `text`, (len(text),) int64; raises SizeError for one that is not there."""
+        if unknown := sorted(set(text) - set(self.vocabulary)):
+            raise SizeError(f"the vocabulary {self.vocabulary!r} has no {', '.join(map(repr, unknown))}")
+        return torch.tensor([self.vocabulary.index(character) for character in text], dtype=torch.int64)
+
+    def decode(self, tokens: Tensor) -> str:
+        """The text whose numbers are `tokens`, (n,)."""
+        return "".join(self.vocabulary[token] for token in tokens.tolist())
+
+    def windows(self, steps: int, batch_size: int, length: int, *, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """`steps` mini-batches of pieces of the text, each piece from a place that depends on `seed` alone.
+
+        Yields pairs of inputs and targets, both (batch_size, length): the target of a character is the one after it.
+        Raises SizeError where the text has no piece of `length` + 1 characters.
+        """
+        steps, size = positive_integer("steps", steps), positive_integer("batch_size", batch_size)
+        places = len(self.tokens) - positive_integer("length", length)
+        if places < 1:
+            raise SizeError(f"a window of {length} needs {length + 1} characters, the text has {len(self.tokens)}")
+        generator = torch.Generator().manual_seed(seed)
+        starts = (torch.randint(places, (size, 1), generator=generator) for _ in range(steps))
+        pieces = (self.tokens[start + torch.arange(length + 1)] for start in starts)
+        return ((piece[:, :-1], piece[:, 1:]) for piece in pieces)
+
+
+def characters(source: str | None = None) -> Characters:
+    """The characters of `source`, or of the book's own `text()`, as numbers. Raises SizeError for an empty text."""
+    source = text() if source is None else source
+    if not source:
+        raise SizeError("the text is empty, so it has no characters to number")
+    numbered = Characters("".join(sorted(set(source))), torch.empty(0, dtype=torch.int64))
+    return Characters(numbered.vocabulary, numbered.encode(source))

@@ -6,7 +6,7 @@ The weights depend on `seed` alone, and building a model leaves torch's own rand
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -162,3 +162,20 @@ class Head(nn.Module):
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy in nats over all tokens: logits (n, tokens, vocab), targets (n, tokens) int64."""
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def sample_tokens(
+    predict: Callable[[Tensor], Tensor], start: Tensor, count: int, *, context: int = 64, seed: int = 0
+) -> Tensor:
+    """`start`, (n,) int64, and `count` tokens more, each drawn by the probabilities that `predict` gives it.
+
+    `predict` takes tokens (1, n) to logits (1, n, vocab): a model, or the `predict` of a pipeline. It sees the last
+    `context` tokens. The draws depend on `seed` alone.
+    """
+    count, context = positive_integer("count", count), positive_integer("context", context)
+    draws, tokens = torch.Generator().manual_seed(seed), start
+    for _ in range(count):
+        with torch.no_grad():
+            chances = predict(tokens[None, -context:])[0, -1].softmax(-1)
+        tokens = torch.cat([tokens, torch.multinomial(chances, 1, generator=draws)])
+    return tokens

@@ -1,13 +1,20 @@
-"""The digits are all there, scaled, shared out by class, and the same for the same seed."""
+"""The digits are all there, scaled, shared out by class, and the same for the same seed; so are the characters."""
 
+import math
+import subprocess
 import sys
+from collections import Counter
+from importlib import resources
+from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from pipelab.data import batches, digits
+from pipelab.data import batches, characters, digits, text
 from pipelab.errors import MissingPackageError, SizeError
+from pipelab.models import gpt, next_token_loss, sample_tokens
 
 
 def sorted_rows(inputs):
@@ -102,3 +109,85 @@ def test_batches_refuse_rows_without_a_target():
 def test_batches_refuse_a_size_that_is_no_count(batch_size):
     with pytest.raises(SizeError, match="batch_size must be"):
         batches(torch.zeros(3), torch.zeros(3), batch_size)
+
+
+def test_text_is_30_kb_of_plain_prose_inside_the_package():
+    stored = resources.files("pipelab").joinpath("prose.txt").read_bytes()
+    assert stored == text().encode("ascii")
+    assert len(stored) == 66_008 > 30_000
+    assert set(text()) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ,.;:?'-\n")
+    lines = text().splitlines()
+    assert len(set(lines)) == len(lines)
+    assert all(line[-1] in ".?" for line in lines)
+
+
+def test_text_goes_into_the_wheel():
+    root = Path(__file__).parents[1]
+    # The wheel takes every file under pipelab/ that git does not ignore.
+    assert 'packages = ["pipelab"]' in (root / "pyproject.toml").read_text()
+    ignored = subprocess.run(["git", "check-ignore", "-q", "pipelab/prose.txt"], cwd=root, check=False)
+    assert ignored.returncode != 0
+
+
+def test_characters_give_the_text_back():
+    letters = characters()
+    assert letters.decode(letters.tokens) == text()
+    assert letters.tokens.dtype == torch.int64
+    assert list(letters.vocabulary) == sorted(set(text()))
+    assert repr(characters("abba")) == "Characters(4 characters, 2 different)"
+    assert characters("abba").tokens.tolist() == [0, 1, 1, 0]
+
+
+def test_characters_windows_pair_each_character_with_the_next():
+    letters = characters("abcdefgh")
+    pairs = list(letters.windows(3, 50, 4))
+    assert [inputs.shape for inputs, _ in pairs] == [(50, 4)] * 3
+    for inputs, targets in pairs:
+        assert torch.equal(targets, inputs + 1)  # in this text the next character has the next number
+        assert set(inputs[:, 0].tolist()) == {0, 1, 2, 3}  # every place, to the last
+
+
+def test_characters_windows_depend_on_the_seed_alone():
+    letters = characters()
+    first = next(letters.windows(1, 4, 16, seed=1))[0]
+    before = torch.get_rng_state()
+    again, other = next(letters.windows(9, 4, 16, seed=1))[0], next(letters.windows(1, 4, 16, seed=2))[0]
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: characters(""), "the text is empty"),
+        (lambda: characters("ab").encode("abc!"), "has no '!', 'c'"),
+        (lambda: characters("abc").windows(1, 1, 3), "a window of 3 needs 4 characters, the text has 3"),
+        (lambda: characters("abc").windows(0, 1, 2), "steps must be"),
+        (lambda: characters("abc").windows(1, 1.5, 2), "batch_size must be"),
+    ],
+)
+def test_characters_refuse_what_they_cannot_give(build, message):
+    with pytest.raises(SizeError, match=message):
+        build()
+
+
+def test_characters_teach_a_gpt_more_than_their_frequencies():
+    counts = Counter(text())
+    entropy = -sum(n / len(text()) * math.log(n / len(text())) for n in counts.values())
+    letters = characters()
+    model = gpt(len(letters.vocabulary), width=64, depth=2, context=32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for inputs, targets in letters.windows(40, 16, 24):
+        optimizer.zero_grad()
+        loss = next_token_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] > entropy  # a start that knows nothing
+    assert max(islice(reversed(losses), 5)) < entropy - 0.2
+    written = sample_tokens(model, letters.encode("The "), 20, context=32)
+    assert letters.decode(written[:4]) == "The "
+    assert written.shape == (24,)
+    assert torch.equal(written, sample_tokens(model, letters.encode("The "), 20, context=32))
