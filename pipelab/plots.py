@@ -92,9 +92,9 @@ def line_plot(
 ) -> Axes:
     """Draw `curves`, {name: {x: y}}, each with a colour, a mark and dashes of its own.
 
-    With `doubling` the horizontal axis doubles in equal steps, and every x is written below it. The vertical axis begins at 0 where
-    nothing is below. A curve of more than 24
-    points is drawn without marks. Raises SizeError where there is nothing to draw.
+    With `doubling` the horizontal axis doubles in equal steps, and every x is written below it. The vertical axis
+    begins at 0 where nothing lies below. A curve of more than 24 points is drawn without marks.
+    Raises SizeError where there is nothing to draw.
     """
     if not curves or not all(curves.values()):
         raise SizeError("a plot needs at least one curve, each with at least one point: {name: {x: y}}")
