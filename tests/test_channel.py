@@ -200,6 +200,34 @@ def test_channel_frees_what_it_sent_when_an_answer_shows_that_it_arrived(both: C
     assert max(live[1::2]) < 20_000
 
 
+def test_channel_lets_nothing_go_that_has_not_arrived(both: Callable[..., list[Any]]) -> None:
+    """The second of two large messages is taken first, and the first one only after an answer to that.
+
+    ZB-V with 4 ranks hung so: the answer said that one message had been taken, and the sender waited for its oldest.
+    """
+
+    def work(rank: int, channel: Channel) -> int:
+        first, second, reply, last = (action(text) for text in ("0F0", "0F1", "1B1", "0F2"))
+        if rank == 0:
+            channel.send(first, wrap(torch.ones(5000)), 1)
+            channel.send(second, wrap(torch.ones(5000)), 1)
+            channel.post(reply, 1)
+            channel.take(reply)
+            channel.send(last, wrap(None), 1)
+            taken = 0
+        else:
+            for each in (first, second, last):
+                channel.post(each, 0)
+            channel.take(second)
+            channel.send(reply, wrap(None), 0)
+            channel.take(last)
+            taken = unwrap(channel.take(first).value).numel()
+        channel.finish()
+        return taken
+
+    assert both(work)[1] == 5000
+
+
 def test_channel_refuses_a_value_of_another_step(both: Callable[..., list[Any]]) -> None:
     def work(rank: int, channel: Channel) -> None:
         if rank == 0:

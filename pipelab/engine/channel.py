@@ -51,7 +51,8 @@ class Channel:
         # by rank: gloo's works, which must not be dropped before they are waited for, and the bytes that they send
         self._on_the_way: defaultdict[int, deque[tuple[list[Any], Tensor]]] = defaultdict(deque)
         self._sent: Counter[int] = Counter()
-        self._received: Counter[int] = Counter()
+        self._asked: defaultdict[int, deque[Action]] = defaultdict(deque)  # in the order in which they are sent
+        self._received: Counter[int] = Counter()  # how many of the first ones are there, whatever came besides
         self.step = 0
         self._sent_bytes = 0
 
@@ -59,6 +60,7 @@ class Channel:
         """Ask rank `peer` for what `action` makes there, without waiting for it."""  # [1]
         tag, buffer = self._tag(action), torch.empty(self._capacity.get(action, _FIRST_CAPACITY), dtype=torch.uint8)
         self._posted[action] = self._group.recv([buffer], peer, tag), buffer, peer, tag
+        self._asked[peer].append(action)
 
     def send(self, action: Action, value: Value, peer: int, stamp: float = 0.0) -> None:
         """Start sending what `action` made to rank `peer`."""
@@ -86,7 +88,9 @@ class Channel:
             block = torch.empty(head.size, dtype=torch.uint8)
             self._group.recv([block], peer, tag + 1).wait()
         arrived = time.monotonic()
-        self._received[peer] += 1
+        while self._asked[peer] and self._asked[peer][0] not in self._posted:
+            self._asked[peer].popleft()
+            self._received[peer] += 1
         self._let_go(peer, self._sent[peer] - head.acknowledged)
         value = message.unpack(block, head)
         return Delivery(value, head.stamp, head.sent, arrived, message.payload_bytes(value))
