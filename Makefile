@@ -2,7 +2,7 @@
 #
 #   PYTHON=/path/to/python3                the interpreter of a new .venv
 #   PORT=8888  NO_BROWSER=1                where JupyterLab listens; print its address and open nothing
-#   NB=notebooks/03_microbatches.ipynb     one notebook for book, html and test-book
+#   NB=notebooks/03_microbatches.ipynb     one notebook for book and test-book
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lab test test-all test-code test-book check fix book exercises grading html bench
@@ -74,8 +74,10 @@ exercises: setup ## make the students' notebooks from their masters in solutions
 grading: setup ## add nbgrader to .venv; its tests then run instead of being skipped
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[grade]'
 
-html: setup ## the stored notebooks as web pages, in build/html
-	@$(PY) -m nbconvert --to html --embed-images --output-dir build/html $(NB)
+html: setup ## the book as web pages with contents and search, in build/html
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[html]'
+	@$(PY) -m sphinx -q -b html -c docs/html . build/html
+	@echo "build/html/index.html"
 
 bench: setup ## print every benchmark's table
 	@for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(PY) "$$benchmark" || exit 1; done
