@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 _ROOMS: dict[str, tuple[str, ...]] = {
     "errors": (
         *("PipelabError", "SizeError", "ScheduleError", "CostError", "PartitionError", "EngineError"),
-        *("CheckpointError", "FormulaError", "RankError", "MissingPackageError"),
+        *("CheckpointError", "FormulaError", "PlanError", "RankError", "MissingPackageError"),
     ),
     "action": ("Action", "Kind"),
     "schedule": ("Schedule",),
@@ -34,6 +34,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
     "mesh": ("Mesh",),
     "lower": ("lower", "validate_program", "Program"),
     "profiling": ("profile_layers",),
+    "planner": ("plan", "Plan", "Hardware", "Transformer", "PRESETS"),
     "ranks": ("Ranks",),
     "doctor": ("doctor",),
     "engine": ("Pipeline", "StepResult"),

@@ -32,6 +32,10 @@ class FormulaError(PipelabError, ValueError):
     """A closed form was asked for a schedule or a letter that it does not have, or outside the range where it holds."""
 
 
+class PlanError(PipelabError, ValueError):
+    """No configuration satisfies what a plan was asked for; the message has the nearest relaxations."""
+
+
 class PartitionError(PipelabError, ValueError):
     """The layers cannot be cut into the stages that were asked for."""
 

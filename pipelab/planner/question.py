@@ -1,0 +1,122 @@
+"""What a plan is asked for: the model, the machine, the batch, the limits, and which candidates are of interest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+
+from pipelab.errors import SizeError, positive_integer
+from pipelab.planner.candidate import REMATS, SHARDINGS, traits
+from pipelab.planner.hardware import Hardware
+from pipelab.planner.model import Model
+from pipelab.schedules import SCHEDULES
+
+DEFAULT_SCHEDULES = ("gpipe", "one_f_one_b", "interleaved", "zb_h1")
+MICROBATCHES = (1, 2, 4, 8, 16)
+VIRTUAL = (2, 4)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """For each axis the values of interest, or None for all that the planner tries.
+
+    All of: `tp` the divisors of the number of GPUs, `pp` those up to the number of layers, `dp` what is left; of
+    `microbatch` 1, 2, 4, 8, 16; of `rounds` the divisors of what a replica works on; of `schedule` GPipe, 1F1B,
+    interleaved and ZB-H1; of `stages_per_rank`, where a schedule has it, 2 and 4.
+    """
+
+    dp: tuple[int, ...] | None = None
+    tp: tuple[int, ...] | None = None
+    pp: tuple[int, ...] | None = None
+    microbatch: tuple[int, ...] | None = None
+    rounds: tuple[int, ...] | None = (1,)
+    schedule: tuple[str, ...] | None = None
+    stages_per_rank: tuple[int, ...] | None = None
+    remat: tuple[str, ...] | None = None
+    sharding: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, object]) -> Choices:
+        """From one value an axis, several, or None; SizeError for a count that is none and a word that is unknown."""
+        return cls(**{name: _values(name, value) for name, value in given.items()})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Question:
+    """All that a plan depends on. `max_bubble` is a part of the makespan, from 0 to 1."""
+
+    model: Model
+    hardware: Hardware
+    batch: int
+    max_bubble: float
+    choices: Choices
+
+    def __post_init__(self) -> None:
+        positive_integer("batch", self.batch)
+        if not 0 <= self.max_bubble <= 1:
+            raise SizeError(f"max_bubble is a part of the makespan, from 0 to 1, got {self.max_bubble!r}")
+
+    def shapes(self) -> Iterator[tuple[int, int]]:
+        """(tp, pp), TP growing slower."""
+        divisors = divisors_of(self.hardware.gpus)
+        layers = len(self.model.weights)
+        for tp in self.choices.tp or divisors:
+            for pp in self.choices.pp or [pp for pp in divisors if pp <= layers]:
+                if (self.choices.tp and self.choices.pp) or self.hardware.gpus % (tp * pp) == 0:
+                    yield tp, pp
+
+    def microbatches(self, dp: int) -> Iterable[int]:
+        """Sizes of a micro-batch to try with `dp` replicas."""
+        fitting = [size for size in MICROBATCHES if size * dp <= self.batch]
+        return self.choices.microbatch or fitting or MICROBATCHES[:1]
+
+    def rounds(self, dp: int, microbatch: int) -> Iterable[int]:
+        """How many pipelines one after another to try."""
+        return self.choices.rounds or divisors_of(max(1, self.batch // (dp * microbatch)))
+
+    def schedules(self, pp: int) -> Iterator[tuple[str, int]]:
+        """(schedule, stages per rank) to try; without a pipeline all schedules are one."""
+        names = self.choices.schedule or (DEFAULT_SCHEDULES if pp > 1 else ("one_f_one_b",))
+        for name in names:
+            if traits(name).any_stages:
+                for stages_per_rank in self.choices.stages_per_rank or VIRTUAL:
+                    yield name, stages_per_rank
+            else:
+                yield name, traits(name).stages_per_rank
+
+    def keeping(self, dp: int) -> Iterator[tuple[str, str]]:
+        """(remat, sharding) to try; a single replica has nothing to divide."""
+        shardings = self.choices.sharding or (SHARDINGS if dp > 1 else SHARDINGS[:1])
+        for sharding in shardings:
+            for remat in self.choices.remat or REMATS:
+                yield remat, sharding
+
+
+def divisors_of(number: int) -> list[int]:
+    """All divisors of a positive number, rising."""
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+_WORDS = {
+    "schedule": tuple(name for name in SCHEDULES if name != "pipedream"),  # without a flush there is no step to plan
+    "remat": REMATS,
+    "sharding": SHARDINGS,
+}
+_AXES = tuple(field.name for field in fields(Choices))
+
+
+def _values(name: str, given: object) -> tuple[object, ...] | None:
+    if name not in _AXES:
+        raise SizeError(f"plan has no axis {name!r}; it has {', '.join(_AXES)}")
+    if given is None:
+        return None
+    entries = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    if not entries:
+        raise SizeError(f"{name} has no value to try; leave it out to try all")
+    if name not in _WORDS:
+        return tuple(positive_integer(name, entry) for entry in entries)
+    unknown = [entry for entry in entries if entry not in _WORDS[name]]
+    if unknown:
+        raise SizeError(f"{name} is one of {', '.join(_WORDS[name])}; got {', '.join(map(repr, unknown))}")
+    return entries

@@ -1,0 +1,129 @@
+"""Why a candidate is no plan: the constraint that it violates, what was found, the limit, and a sentence with both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from pipelab.planner.candidate import Candidate, traits
+from pipelab.planner.footprint import Footprint
+from pipelab.planner.question import Question
+
+CONSTRAINTS = {
+    "gpus": "dp × tp × pp is the number of GPUs",
+    "split": "tensor parallelism can cut the layers",
+    "stages": "every stage has a layer",
+    "batch": "the batch divides into whole micro-batches",
+    "microbatches": "interleaving takes micro-batches in groups of pp",
+    "remat": "recomputation frees what a schedule keeps until W",
+    "memory": "the fullest rank fits",
+    "bubble": "the bubble is small enough",
+}
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A candidate, the name of the first constraint that it violates (a key of CONSTRAINTS), and the sentence why.
+
+    `found` and `limit` are the numbers of the sentence: bytes for "memory", a part of the makespan for "bubble".
+    """
+
+    candidate: Candidate
+    constraint: str
+    found: float
+    limit: float
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.candidate}: {self.reason}"
+
+
+def candidates(question: Question) -> Iterator[Candidate | Rejected]:
+    """Every candidate in whole numbers; what has none is rejected here, before any byte or second is computed."""
+    for tp, pp in question.shapes():
+        shape = Candidate(max(1, question.hardware.gpus // (tp * pp)), tp, pp)
+        if wrong := _wrong_shape(shape, question):
+            yield wrong
+        elif question.choices.dp is None or shape.dp in question.choices.dp:
+            for microbatch in question.microbatches(shape.dp):
+                for rounds in question.rounds(shape.dp, microbatch):
+                    yield from _filled(replace(shape, microbatch=microbatch, rounds=rounds), question)
+
+
+def _wrong_shape(c: Candidate, question: Question) -> Rejected | None:
+    gpus, layers = question.hardware.gpus, len(question.model.weights)
+    product = c.tp * c.pp
+    if gpus % product:
+        reason = f"tp {c.tp} × pp {c.pp} = {product} GPUs a replica do not divide {gpus} GPUs"
+        return Rejected(c, "gpus", product, gpus, reason)
+    fixed = question.choices
+    if fixed.dp and c.dp not in fixed.dp and fixed.tp and fixed.pp:
+        asked = f"dp {' or '.join(map(str, fixed.dp))} × tp {c.tp} × pp {c.pp} does not make {gpus} GPUs"
+        return Rejected(c, "gpus", fixed.dp[0] * product, gpus, asked)
+    if reason := question.model.cannot_split(c.tp):
+        return Rejected(c, "split", c.tp, 1, reason)
+    if c.pp > layers:
+        return Rejected(c, "stages", c.pp, layers, f"{c.pp} stages need as many layers, and the model has {layers}")
+    return None
+
+
+def _filled(shape: Candidate, question: Question) -> Iterator[Candidate | Rejected]:
+    assert shape.microbatch
+    assert shape.rounds
+    unit = shape.dp * shape.microbatch * shape.rounds
+    if question.batch % unit:
+        times = f" × {shape.rounds} rounds" if shape.rounds > 1 else ""
+        factors = f"dp {shape.dp} × micro-batch {shape.microbatch}{times}"
+        reason = f"a batch of {question.batch} is no multiple of {unit}, {factors}"
+        yield Rejected(shape, "batch", question.batch, unit, reason)
+        return
+    filled = replace(shape, num_microbatches=question.batch // unit)
+    for schedule, stages_per_rank in question.schedules(shape.pp):
+        arranged = replace(filled, schedule=schedule, stages_per_rank=stages_per_rank)
+        if wrong := _wrong_arrangement(arranged, question):
+            yield wrong
+            continue
+        for remat, sharding in question.keeping(shape.dp):
+            whole = replace(arranged, remat=remat, sharding=sharding)
+            yield _wrong_remat(whole) or whole
+
+
+def _wrong_arrangement(c: Candidate, question: Question) -> Rejected | None:
+    layers = len(question.model.weights)
+    if c.num_stages > layers:
+        reason = f"{c.pp} ranks × {c.stages_per_rank} = {c.num_stages} stages, and the model has {layers} layers"
+        return Rejected(c, "stages", c.num_stages, layers, reason)
+    assert c.num_microbatches
+    if c.schedule == "interleaved" and c.num_stages > c.pp and c.num_microbatches % c.pp:
+        reason = (
+            f"interleaved takes micro-batches in groups of its {c.pp} ranks, and {c.num_microbatches} is no multiple"
+        )
+        return Rejected(c, "microbatches", c.num_microbatches, c.pp, reason)
+    return None
+
+
+def _wrong_remat(c: Candidate) -> Rejected | None:
+    assert c.schedule
+    if c.remat == "none" or not traits(c.schedule).splits:
+        return None
+    reason = f"{c.schedule} keeps activations until W, so with remat {c.remat} they would be recomputed and still kept"
+    return Rejected(c, "remat", 1, 0, reason)
+
+
+def too_large(c: Candidate, ranks: tuple[Footprint, ...], limit: float) -> Rejected | None:
+    """Rejects a candidate whose fullest rank needs more than `limit` bytes."""
+    rank = max(range(len(ranks)), key=lambda r: ranks[r].total)
+    need = ranks[rank]
+    if need.total <= limit:
+        return None
+    parts = f"state {need.state / 1e9:.1f}, activations {need.activations / 1e9:.1f}, working {need.working / 1e9:.1f}"
+    reason = f"rank {rank} needs {need.total / 1e9:.1f} GB ({parts}), the limit is {limit / 1e9:.1f} GB"
+    return Rejected(c, "memory", need.total, limit, reason)
+
+
+def too_idle(c: Candidate, bubble: float, limit: float) -> Rejected | None:
+    """Rejects a candidate whose bubble is larger than `limit`."""
+    if bubble <= limit:
+        return None
+    reason = f"the bubble is {100 * bubble:.1f} % of the makespan, the limit is {100 * limit:.1f} %"
+    return Rejected(c, "bubble", bubble, limit, reason)
