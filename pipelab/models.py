@@ -119,7 +119,9 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, stream: Tensor) -> Tensor:
-        split = self.query_key_value(stream).unflatten(-1, (3, self.heads, -1))  # (n, tokens, 3, heads, width / heads)
+        each = self.query_key_value.in_features // self.heads
+        split = self.query_key_value(stream).unflatten(-1, (3, -1, each))  # (n, tokens, 3, heads, width / heads), where
+        # a tensor-parallel rank has some of the heads only
         query, key, value = split.transpose(1, 3).unbind(2)  # each (n, heads, tokens, width / heads)
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
@@ -165,17 +167,26 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def sample_tokens(
-    predict: Callable[[Tensor], Tensor], start: Tensor, count: int, *, context: int = 64, seed: int = 0
+    predict: Callable[[Tensor], Tensor],
+    start: Tensor,
+    count: int,
+    *,
+    context: int = 64,
+    temperature: float = 1.0,
+    seed: int = 0,
 ) -> Tensor:
     """`start`, (n,) int64, and `count` tokens more, each drawn by the probabilities that `predict` gives it.
 
     `predict` takes tokens (1, n) to logits (1, n, vocab): a model, or the `predict` of a pipeline. It sees the last
-    `context` tokens. The draws depend on `seed` alone.
+    `context` tokens. Logits are divided by `temperature`: below 1, likely tokens become likelier. The draws depend on
+    `seed` alone. Raises SizeError for a temperature that is not positive.
     """
+    if not temperature > 0:
+        raise SizeError(f"temperature must be above 0, got {temperature!r}")
     count, context = positive_integer("count", count), positive_integer("context", context)
     draws, tokens = torch.Generator().manual_seed(seed), start
     for _ in range(count):
         with torch.no_grad():
-            chances = predict(tokens[None, -context:])[0, -1].softmax(-1)
+            chances = (predict(tokens[None, -context:])[0, -1] / temperature).softmax(-1)
         tokens = torch.cat([tokens, torch.multinomial(chances, 1, generator=draws)])
     return tokens

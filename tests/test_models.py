@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from pipelab.data import batches, digits
 from pipelab.errors import SizeError
-from pipelab.models import cnn, gpt, mlp, next_token_loss
+from pipelab.models import cnn, gpt, mlp, next_token_loss, sample_tokens
 
 BUILDERS = {
     "mlp": mlp,
@@ -154,3 +154,19 @@ def test_models_next_token_loss_is_the_mean_over_all_tokens():
 def test_models_refuse_sizes_that_make_no_model(build, message):
     with pytest.raises(SizeError, match=message):
         build()
+
+
+def test_models_sample_tokens_by_the_logits_they_get():
+    logits = torch.tensor([0.0, math.log(3.0)])  # chances 1/4 and 3/4; 1/10 and 9/10 at temperature 1/2
+    seen = []
+
+    def predict(tokens):
+        seen.append(tokens)
+        return logits.expand(1, tokens.shape[1], 2)
+
+    for temperature, chance in ((1.0, 3 / 4), (0.5, 9 / 10)):
+        drawn = sample_tokens(predict, torch.tensor([0, 0]), 2000, context=3, temperature=temperature)[2:]
+        assert drawn.float().mean().item() == pytest.approx(chance, abs=0.03)
+    assert {tokens.shape for tokens in seen} == {(1, 2), (1, 3)}
+    with pytest.raises(SizeError, match="temperature must be above 0, got 0"):
+        sample_tokens(predict, torch.tensor([0]), 1, temperature=0)
