@@ -3,10 +3,14 @@
 Calls and results travel through a gloo group of their own. Whoever fails first leaves a mark in the store, and a
 thread of every process watches for it, because a process that waits in gloo cannot be told otherwise. The one that
 failed stays until it has spoken, so that its neighbours do not complain of its silence first.
+
+torchrun speaks for the processes of its own host. What happens on another one, one process of each host says: that a
+rank there raised, died, lost its torchrun, or fell silent (see line.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import pickle
@@ -18,13 +22,15 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ..errors import EngineError
-from . import failure, pickling, process
+from . import failure, hosts, pickling, process
+from .line import Line
 
 _FOREVER = datetime.timedelta(days=365)
 _MARK = "pipelab/over"
-_CLOSED, _LATE = b"closed", b"late"  # any other mark is a pickled (rank, Raised)
+_CLOSED, _LATE, _GONE = b"closed", b"late", b"gone"  # any other mark is a pickled (rank, Raised, host)
 _POLL_S = 0.2
 _SPEAK_S = 1.0  # if the failure is only that another process died, torchrun ends us before that
+_YIELD_S = 0.3  # who complains of another's death must not be the first to speak
 _FOLLOW_S = 2.0  # the others go after the one that failed, so that torchrun names that one
 
 
@@ -59,6 +65,7 @@ class Crew:
         import torch.distributed as dist
 
         process.take_batch_policy()
+        hosts.listen_there_only()
         torch.set_num_threads(1)
         if backend == "nccl":
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -72,7 +79,11 @@ class Crew:
         )
         self._deadline = float("inf")
         self._failed = False
+        self._told = False
+        self._cause: tuple[int, failure.Raised] | None = None  # in rank 0, what has failed here
         self._over = threading.Event()
+        self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+        self._line = Line(self._rank, self._size, self._store, self._lost)
         threading.Thread(target=self._watch, name="watch the other ranks", daemon=True).start()
         if self._rank != 0:
             self._serve()
@@ -93,7 +104,8 @@ class Crew:
                 self._send(messages[rank], rank)
             raised, ours = process.answer(messages[0])
             if raised is not None:
-                raise failure.raised_error(*self._claim(raised))
+                self._cause = self._claim(raised)
+                raise failure.raised_error(*self._cause)
             answers = [ours, *(self._receive(rank) for rank in range(1, self._size))]
             return [pickling.loads(data)[1] for data in answers]
         except BaseException:
@@ -107,8 +119,12 @@ class Crew:
         if self._over.is_set():
             return
         self._over.set()
+        self._line.close()
         if self._failed:
-            self._store.compare_set(_MARK, "", _CLOSED.decode())
+            with contextlib.suppress(RuntimeError):
+                if hosts.several() and self._cause:
+                    self._leave_mark(self._cause[1])
+                self._store.compare_set(_MARK, "", _CLOSED.decode())
             return
         for rank in range(1, self._size):
             self._send(memoryview(b""), rank)
@@ -128,6 +144,7 @@ class Crew:
                 os._exit(1)
             self._send(data, 0)
         self._over.set()
+        self._line.close()
         self._leave_group()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -138,16 +155,45 @@ class Crew:
 
         Rank 0 leaves no mark: its exception goes its way through the script, and the others go when that ends.
         """
-        mine = self._rank, raised
+        deadline = time.monotonic() + (_SPEAK_S if self._rank == 0 else _YIELD_S)
+        first = b""
         try:
-            if self._rank == 0:
-                time.sleep(_SPEAK_S)
-                first = self._store.get(_MARK) if self._store.check([_MARK]) else pickle.dumps(mine)
-            else:
-                first = self._store.compare_set(_MARK, "", pickle.dumps(mine, 0).decode())
+            while not first and time.monotonic() < deadline:
+                time.sleep(_YIELD_S / 4)
+                first = self._store.get(_MARK) if self._store.check([_MARK]) else b""
+            if not first and self._rank != 0:
+                first = self._leave_mark(raised)
         except RuntimeError:  # the store has gone with its process
-            return mine
-        return mine if first in (_CLOSED, _LATE) else pickle.loads(first)
+            first = b""
+        return (self._rank, raised) if first in (b"", _CLOSED, _LATE) else _read(first)[:2]
+
+    def _leave_mark(self, raised: failure.Raised, rank: int | None = None, where: str | None = None) -> bytes:
+        """Say who has failed, if nobody has before; what stands there then."""
+        failed = self._rank if rank is None else rank, raised, where or hosts.name()
+        return bytes(self._store.compare_set(_MARK, "", pickle.dumps(failed).hex()))
+
+    def _lost(self, ranks: Sequence[int], what: str, how: str, where: str) -> None:
+        """The line to these ranks is dead: rank 0 tells all the others, and without rank 0 all is over."""
+        others = f", nor from rank {', '.join(map(str, ranks[1:]))}" if len(ranks) > 1 else ""
+        raised = failure.Raised(what, "ConnectionError", f"{how}{others}; it ran on {where}", "", "", time.monotonic())
+        if self._rank == 0:
+            with contextlib.suppress(RuntimeError):
+                self._leave_mark(raised, ranks[0], where)
+        else:
+            self._end(ranks[0], raised, where)
+
+    def _end(self, rank: int, raised: failure.Raised, where: str) -> None:
+        """Say what happened on another host, once on each, and leave after the one that failed."""
+        if where != hosts.name() and hosts.speaks():
+            if self._rank == 0:
+                time.sleep(_SPEAK_S)  # the script speaks, if it was waiting for that rank itself
+            if not (self._told or self._failed or self._over.is_set()):
+                self._told = True
+                error = failure.raised_error(rank, raised)
+                print(f"RankError: {error}\n{raised.traceback}", file=sys.stderr, flush=True)
+        time.sleep(_FOLLOW_S)
+        if not (self._failed or self._over.is_set()):
+            os._exit(1)
 
     def _watch(self) -> None:
         """Leave when a mark says that it is over, whatever the main thread waits for."""
@@ -157,16 +203,30 @@ class Crew:
                     self._deadline = float("inf")
                     print(f"RankError: not all ranks have answered within {self._timeout_s:g} s", file=sys.stderr)
                     self._store.compare_set(_MARK, "", _LATE.decode())
+                if self._launcher not in (None, os.getppid()):
+                    self._leave_without_launcher()
                 mark = self._store.get(_MARK) if self._store.check([_MARK]) else b""
             except RuntimeError:  # the store went with rank 0, or with the launcher
-                mark = b"gone"
-            if not mark:
-                continue
+                mark = _GONE
             if mark == _LATE:
                 print(f"rank {self._rank}, {self._where()}", file=sys.stderr, flush=True)
-            time.sleep(0 if mark == _CLOSED else _FOLLOW_S)
-            if not (self._failed or self._over.is_set()):
+            if mark in (_LATE, _GONE):
+                time.sleep(_FOLLOW_S)
+            elif mark not in (b"", _CLOSED):
+                self._end(*_read(mark))
+            if mark and not (self._failed or self._over.is_set()):
                 os._exit(0 if mark == _CLOSED else 1)
+
+    def _leave_without_launcher(self) -> NoReturn:
+        """Without torchrun nobody would ever end this process."""
+        raised = failure.Raised(
+            "lost its launcher", "ProcessLookupError", f"torchrun on {hosts.name()} has ended", "", "", time.monotonic()
+        )
+        with contextlib.suppress(RuntimeError):
+            self._leave_mark(raised)
+        with contextlib.suppress(OSError):
+            print(f"RankError: {failure.raised_error(self._rank, raised)}", file=sys.stderr, flush=True)
+        os._exit(1)
 
     def _where(self) -> str:
         frame = sys._current_frames()[threading.main_thread().ident or 0]
@@ -199,3 +259,8 @@ class Crew:
         if len(data):
             dist.recv(data, source, group=self._calls)
         return memoryview(data.numpy())  # type: ignore[arg-type]
+
+
+def _read(mark: bytes) -> tuple[int, failure.Raised, str]:
+    rank, raised, where = pickle.loads(bytes.fromhex(mark.decode()))
+    return rank, raised, where
