@@ -13,7 +13,6 @@ that fits goes in one piece, one that does not is announced by its head and foll
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict, deque
 from typing import Any, NamedTuple
 
@@ -25,6 +24,7 @@ from pipelab.action import Action, Kind
 from pipelab.engine import message
 from pipelab.engine.message import HEAD_BYTES, Value
 from pipelab.errors import EngineError
+from pipelab.ranks import now
 
 _FIRST_CAPACITY = 4096  # bytes of the buffer before anything is known about an action's messages
 _PLACE = {kind: place for place, kind in enumerate(Kind)}
@@ -35,7 +35,7 @@ class Delivery(NamedTuple):
 
     value: Value
     stamp: float
-    sent: float  # seconds of the machine's monotonic clock, as is `arrived`
+    sent: float  # seconds of the ranks' common clock, as is `arrived`
     arrived: float  # when the receiver had it in hand: a message may have been there earlier
     bytes: int
 
@@ -65,7 +65,7 @@ class Channel:
     def send(self, action: Action, value: Value, peer: int, stamp: float = 0.0) -> None:
         """Start sending what `action` made to rank `peer`."""
         tag = self._tag(action)
-        block = message.pack(value, tag, self.step, self._received[peer], stamp, time.monotonic())
+        block = message.pack(value, tag, self.step, self._received[peer], stamp, now())
         if self._fits(action, block.numel()):
             works = [self._group.send([block], peer, tag)]
         else:
@@ -87,7 +87,7 @@ class Channel:
         if not self._fits(action, head.size):
             block = torch.empty(head.size, dtype=torch.uint8)
             self._group.recv([block], peer, tag + 1).wait()
-        arrived = time.monotonic()
+        arrived = now()
         while self._asked[peer] and self._asked[peer][0] not in self._posted:
             self._asked[peer].popleft()
             self._received[peer] += 1

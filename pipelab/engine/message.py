@@ -110,7 +110,7 @@ class Head(NamedTuple):
     size: int  # bytes of the whole message, this head included
     acknowledged: int  # messages that the sender has had from the receiver
     stamp: float  # when the value may be used, on the clock of emulated accelerators; 0 without one
-    sent: float  # when it was sent, in seconds of the machine's monotonic clock
+    sent: float  # when it was sent, in seconds of the ranks' common clock
 
 
 Kinds = tuple[tuple[torch.dtype, torch.Size], ...]  # of the tensors

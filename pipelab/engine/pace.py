@@ -19,12 +19,13 @@ from collections import defaultdict
 from pipelab.action import Action, Kind
 from pipelab.costs import Costs, Link
 from pipelab.engine.options import Clock
+from pipelab.ranks import now
 
 _LONG_AGO = float("-inf")
 
 
 class Pace:
-    """The clock of one rank during one step, in seconds of the machine's monotonic clock."""
+    """The clock of one rank during one step, in seconds of the ranks' common clock."""
 
     def __init__(self, costs: Costs, num_stages: int, clock: Clock) -> None:
         self._duration = costs.per_stage(num_stages)
@@ -49,7 +50,7 @@ class Pace:
         """The next action starts: wait for its value, where that is still on an emulated wire."""
         _sleep_until(self._free)
         if self._plain or self._free == _LONG_AGO:  # [4], or the pipeline's first action, which sets the clock for all
-            self._free = max(self._free, time.monotonic())
+            self._free = max(self._free, now())
 
     def end(self, action: Action) -> float:
         """Sleep until the deadline of `action`, and return that."""
@@ -68,6 +69,6 @@ class Pace:
 
 
 def _sleep_until(moment: float) -> None:
-    remaining = moment - time.monotonic()
+    remaining = moment - now()
     if remaining > 0:
         time.sleep(remaining)

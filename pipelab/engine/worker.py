@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,11 +12,11 @@ from pipelab.engine.message import Value, copied, unwrap, wrap
 from pipelab.engine.pace import Pace
 from pipelab.engine.stage import Stage
 from pipelab.lower import Instruction, Receive, Send
-from pipelab.ranks import doing
+from pipelab.ranks import doing, now
 
 
 class Timing(NamedTuple):
-    """When an action ran, in seconds of the machine's monotonic clock."""
+    """When an action ran, in seconds of the ranks' common clock."""
 
     action: Action
     start: float
@@ -102,10 +101,10 @@ class Worker:
         """Do it and note the time; on an emulated accelerator it ends no earlier than its deadline."""
         if self.pace:
             self.pace.begin()
-        start = time.monotonic()
+        start = now()
         result = self._compute(action, value, recompute)
         deadline = self.pace.end(action) if self.pace else None
-        end = time.monotonic()
+        end = now()
         self.timings.append(Timing(action, start, end, recompute, 0.0 if deadline is None else end - deadline))
         return result
 
