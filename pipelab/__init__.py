@@ -39,7 +39,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
     "doctor": ("doctor",),
     "engine": ("Pipeline", "StepResult"),
     "gantt": ("gantt", "gantt_compare"),
-    "plots": ("memory_plot", "bubble_plot", "line_plot"),
+    "plots": ("memory_plot", "bubble_plot", "line_plot", "pareto_plot"),
     "stacked": ("gantt_memory", "gantt_stack"),
     "widgets": ("explore", "play", "build"),
 }

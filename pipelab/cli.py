@@ -1,4 +1,5 @@
-"""The command line: `python -m pipelab doctor` looks at the machine, `run` trains, `grade` marks an assignment."""
+"""The command line: `python -m pipelab doctor` looks at the machine, `plan` plans, `run` trains,
+`grade` marks an assignment."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from itertools import chain, count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipelab import plan_command
 from pipelab.costs import Costs
 from pipelab.errors import PipelabError, SizeError, positive_integer
 from pipelab.schedules import SCHEDULES
@@ -36,10 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pipelab", description="Pipeline parallelism, planned and run.")
-    commands = parser.add_subparsers(required=True, metavar="doctor | run | grade")
+    commands = parser.add_subparsers(required=True, metavar="doctor | plan | run | grade")
 
     doctor = commands.add_parser("doctor", help="what this machine has, and whether two ranks can talk")
     doctor.set_defaults(command=_doctor)
+
+    plan_command.add_to(commands)
 
     run = commands.add_parser(
         "run",

@@ -5,8 +5,9 @@ They stand on the axes that `pipelab.gantt` makes, so the words, the ranks and t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelab import palette
 from pipelab.captions import headline, unit_of
@@ -14,6 +15,9 @@ from pipelab.errors import SizeError
 from pipelab.gantt import Axes, at_the_right, frame, legend_below, new_axes, titles
 from pipelab.memory import MemoryCurve
 from pipelab.trace import Trace
+
+if TYPE_CHECKING:
+    from pipelab.planner import Plan
 
 _HIGH = 0.86  # of a row, for the fullest moment of all ranks
 _KEPT, _KEPT_FOR_W = "#4d7ea8", "#c9b3bf"
@@ -123,3 +127,55 @@ def line_plot(
 
 def _prefix(largest: float) -> tuple[float, str]:
     return next(((size, name) for size, name in _PREFIXES if largest >= size), (1.0, "bytes"))
+
+
+def pareto_plot(plan: Plan, ax: Axes | None = None) -> Axes:
+    """Draw every feasible choice of `plan`: memory of the fullest rank against throughput, a mark a schedule.
+
+    The line joins the choices that no other beats in both; of those the leanest and the fastest are named.
+    Raises PlanError where nothing is feasible.
+    """
+    best = plan.best
+    if ax is None:
+        (ax,) = new_axes([10])
+    names = sorted({str(choice.candidate.schedule) for choice in plan})
+    for name, (colour, marker, _) in zip(names, itertools.cycle(_LOOKS)):
+        points = [c for c in plan if c.candidate.schedule == name]
+        xs = [choice.memory_bytes / 1e9 for choice in points]
+        ys = [choice.samples_per_s for choice in points]
+        ax.plot(xs, ys, marker, color=colour, markersize=4, alpha=0.45, markeredgewidth=0, label=name)
+    front = plan.pareto
+    xs, ys = [c.memory_bytes / 1e9 for c in front], [c.samples_per_s for c in front]
+    ax.plot(xs, ys, color=palette.INK, linewidth=1.2, drawstyle="steps-post", label="not beaten in both")
+    limit = plan.question.hardware.memory_bytes / 1e9
+    ax.axvline(limit, color=palette.MARK, linewidth=1.2, linestyle=(0, (4, 2)), label=f"limit {limit:g} GB")
+    for choice, word, place, side in (
+        (front[0], "leanest", (0.01, 0.85), "left"),
+        (best, "fastest", (0.96, 0.94), "right"),
+    ):
+        c = choice.candidate
+        ax.annotate(
+            f"{word}: dp {c.dp} × tp {c.tp} × pp {c.pp}, {c.schedule}, remat {c.remat}, {c.sharding}",
+            (choice.memory_bytes / 1e9, choice.samples_per_s),
+            xytext=place,
+            textcoords="axes fraction",
+            ha=side,
+            fontsize=8.5,
+            color=palette.INK,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": palette.INK,
+                "linewidth": 0.7,
+                "relpos": (float(side == "right"), 0),
+            },
+        )
+    ax.set_xlim(0, limit * 1.04)
+    ax.set_ylim(0, 1.3 * max(choice.samples_per_s for choice in plan))
+    ax.set_xlabel("memory of the fullest rank (GB)", loc="left", fontsize=9.5)
+    ax.set_ylabel("samples a second", fontsize=9.5)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(color=palette.IDLE_HATCH, linewidth=0.6)
+    hardware = plan.question.hardware
+    titles(ax, f"{plan.name} on {hardware.gpus} GPUs", f"batch {plan.question.batch}, {len(plan):,} choices")
+    legend_below(ax, ax.get_legend_handles_labels()[0])
+    return ax

@@ -37,6 +37,7 @@ LAW = (
     ("stacked",),
     ("book", "widgets"),
     ("doctor", "grading"),
+    ("plan_command",),
     ("cli",),
     ("__main__",),
 )

@@ -34,6 +34,11 @@ class Plan:
     relaxations: tuple[str, ...] = ()
 
     @property
+    def name(self) -> str:
+        """Of the model."""
+        return str(getattr(self.question.model, "name", "model"))
+
+    @property
     def best(self) -> Choice:
         """The fastest choice; raises PlanError, with what to relax, where there is none."""
         if not self.choices:
@@ -71,10 +76,14 @@ class Plan:
             "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
         )
 
-    def __repr__(self) -> str:
+    def report(self, rows: int = _SHOWN) -> str:
+        """The question, the table of the first `rows`, and what was rejected for which reason; or why all were."""
         if not self.choices:
             return self._nothing()
-        return "\n".join([self._headline(), self.table(), *self._rest()])
+        return "\n".join([self._headline(), self.table(rows), *self._rest(rows)])
+
+    def __repr__(self) -> str:
+        return self.report()
 
     def _repr_html_(self) -> str:
         if not self.choices:
@@ -87,16 +96,15 @@ class Plan:
 
     def _headline(self) -> str:
         asked, hardware = self.question, self.question.hardware
-        model = getattr(asked.model, "name", "model")
         limits = f"{hardware.memory_bytes / 1e9:g} GB a GPU"
         if asked.max_bubble < 1:
             limits += f", bubble at most {100 * asked.max_bubble:g} %"
-        return f"{model} on {hardware.gpus} GPUs, batch {asked.batch}, {limits}"
+        return f"{self.name} on {hardware.gpus} GPUs, batch {asked.batch}, {limits}"
 
-    def _rest(self) -> list[str]:
+    def _rest(self, rows: int = _SHOWN) -> list[str]:
         lines = []
-        if len(self) > _SHOWN:
-            lines.append(f"and {len(self) - _SHOWN:,} more choices")
+        if len(self) > rows:
+            lines.append(f"and {len(self) - rows:,} more choices")
         if self.rejected:
             counts = ", ".join(f"{count:,} because of {name}" for name, count in self.reasons.items())
             lines.append(f"rejected {len(self.rejected):,}: {counts}")
