@@ -101,6 +101,12 @@ class Channel:
             self._let_go(peer, 0)
         self.step += 1
 
+    @property
+    def blocks(self) -> list[Tensor]:
+        """The memory of the messages that are under way, in both directions."""
+        sending = [block for queue in self._on_the_way.values() for _, block in queue]
+        return sending + [buffer for _, buffer, _, _ in self._posted.values()]
+
     def take_sent_bytes(self) -> int:
         """Bytes of the tensors sent since this was asked last."""
         sent, self._sent_bytes = self._sent_bytes, 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,6 +51,12 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def peak(self) -> int:
         """The most bytes alive at once, since the beginning or the last `reset_peak`."""
         return self._peak
+
+    def without(self, tensors: Iterable[Tensor]) -> int:
+        """Bytes alive now, those of `tensors` left out."""
+        storages = {storage._cdata for storage in _storages(list(tensors))}
+        with self._lock:
+            return self._live - sum(self._known[address][1] for address in storages if address in self._known)
 
     def reset_peak(self) -> None:
         """Measure the peak anew, from what is alive now."""

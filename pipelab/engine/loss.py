@@ -40,7 +40,7 @@ class Loss:
             raise EngineError(
                 "the loss does not depend on any parameter that requires a gradient, so nothing would be learnt"
             )
-        self._parts[microbatch] = loss.detach(), count
+        self._parts.setdefault(microbatch, (loss.detach(), count))  # a second forward has nothing new to say
         return loss
 
     def gradient(self, microbatch: int) -> Tensor:

@@ -54,6 +54,7 @@ class Report:
     loss: float | None
     gradient_norm: float | None
     peak_bytes: int | None
+    held_bytes: Sequence[int]  # after each of the timings, where memory is measured
     sent_bytes: int
     step: int
     finite: bool  # whether the gradients of this rank were numbers
@@ -117,6 +118,7 @@ class Resident:
         if self._statistics:
             self._statistics.begin()
         with _random_state_kept(), _memory(options.measure_memory) as memory:
+            worker.memory = memory
             worker.run(self._recipe.program)
         if not all(stage.empty for stage in worker.stages.values()):
             raise EngineError("something of a micro-batch is left on a stage after the step: a fault of pipelab")
@@ -133,6 +135,7 @@ class Resident:
             loss,
             norm,
             memory.peak if memory else None,
+            worker.held,
             worker.channel.take_sent_bytes(),
             self._steps - 1,
             self._update.finite,
@@ -141,7 +144,7 @@ class Resident:
     def predict(self, inputs: Sequence[Value], keywords: Sequence[Value], count: int) -> list[Value]:
         """Outputs of the first `count` micro-batches, on the last stage's rank: in eval mode, without gradients."""
         worker = self._worker
-        worker.training, worker.inputs, worker.pace = False, inputs, None
+        worker.training, worker.inputs, worker.pace, worker.memory = False, inputs, None, None
         for stage in worker.stages.values():
             stage.begin(self._steps, keywords)
         program = [i for i in self._recipe.program if i.action.kind is Kind.F and i.action.microbatch < count]

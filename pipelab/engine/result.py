@@ -20,8 +20,10 @@ class StepResult:
 
     `loss` is that of the whole batch before the update. `trace` tells when every action ran, in seconds from the first
     one's start; its source is "measured", or "paced" on emulated accelerators. `sent_bytes` is the size of the tensors
-    that each rank sent, `peak_bytes` the most that each held above its parameters and optimizer (None unless the
-    pipeline measures memory). `gradient_norm` is the norm over all ranks before clipping, where gradients are clipped.
+    that each rank sent. `gradient_norm` is the norm over all ranks before clipping, where gradients are clipped.
+    Where the pipeline measures memory, `peak_bytes` is the most that each rank had above its parameters and optimizer,
+    and `held_bytes[r]` what rank r's stages held for later actions after each of its spans, `trace.by_rank[r]`: without
+    messages and gradients of weights. Otherwise both are None.
     `too_busy`: on emulated accelerators, some action was late by more than its own time, so the machine could not keep
     real time, and the trace shows the machine rather than the schedule.
     """
@@ -30,6 +32,7 @@ class StepResult:
     trace: Trace
     sent_bytes: tuple[int, ...]
     peak_bytes: tuple[int, ...] | None = None
+    held_bytes: tuple[tuple[int, ...], ...] | None = None
     gradient_norm: float | None = None
     too_busy: bool = False
 
@@ -69,6 +72,7 @@ def put_together(
         trace=Trace(schedule, spans, messages, "paced" if pace else "measured"),
         sent_bytes=tuple(report.sent_bytes for report in reports),
         peak_bytes=peaks or None,
+        held_bytes=tuple(tuple(report.held_bytes) for report in reports) if peaks else None,
         gradient_norm=last.gradient_norm,
         too_busy=pace is not None and _too_busy(spans, pace, schedule),
     )

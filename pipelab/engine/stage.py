@@ -49,6 +49,11 @@ class Stage:
             for start in starts
         ]
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Those of all its layers."""
+        return [p for segment in self.segments for _, layer in segment.layers for p in layer.parameters()]
+
     def begin(self, step: int, keywords: Sequence[Value] = ()) -> None:
         """A new step: its number decides on the random numbers, `keywords` are those of every micro-batch."""
         for segment in self.segments:

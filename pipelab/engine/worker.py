@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from pipelab.action import Action, Kind
 from pipelab.engine.channel import Channel
+from pipelab.engine.live_bytes import LiveBytes
 from pipelab.engine.loss import Loss
 from pipelab.engine.message import Value, copied, unwrap, wrap
 from pipelab.engine.pace import Pace
@@ -50,13 +51,15 @@ class Worker:
         self.inputs: Sequence[Value] = ()
         self.training = True
         self.pace: Pace | None = None
+        self.memory: LiveBytes | None = None
         self.timings: list[Timing] = []
+        self.held: list[int] = []
         self.arrivals: list[Arrival] = []
         self._sources = sources
 
     def run(self, program: Iterable[Instruction]) -> dict[Action, Value]:
         """Do all of `program`; what is left is what it made and nobody read: the outputs of the last stage."""
-        self.timings, self.arrivals = [], []
+        self.timings, self.held, self.arrivals = [], [], []
         made: dict[Action, Value] = {}
         for instruction in program:
             action = instruction.action
@@ -67,13 +70,29 @@ class Worker:
                 self.channel.send(action, made.pop(action), instruction.peer, stamp)
             else:
                 doing(str(action))
+                self._weigh(made)
                 if action.kind in (Kind.B, Kind.I) and self.stages[action.stage].remat:
                     self._recompute(action)
-                result = self._timed(action, self._read(action, made))
-                if result is not None:
-                    made[action] = result
+                    self._weigh(made)
+                self._do(action, made)
+        self._weigh(made)
         self.channel.finish()
         return made
+
+    def _do(self, action: Action, made: dict[Action, Value]) -> None:
+        result = self._timed(action, self._read(action, made))
+        if result is not None:
+            made[action] = result  # and nowhere else: once it is sent, its memory is free
+
+    def _weigh(self, made: dict[Action, Value]) -> None:
+        """Note what the stages hold after the last action, whose result has been sent.
+
+        That is all that lives but for the weights' gradients, messages, and results that wait for their reader.
+        """
+        if self.memory and len(self.held) < len(self.timings):
+            gradients = [p.grad for stage in self.stages.values() for p in stage.parameters if p.grad is not None]
+            waiting = [tensor for value in made.values() for tensor in value.tensors]
+            self.held.append(self.memory.without([*gradients, *self.channel.blocks, *waiting]))
 
     def _read(self, action: Action, made: dict[Action, Value]) -> Value | None:
         """What `action` reads: from another rank, from another stage of this rank, or from no stage at all."""
