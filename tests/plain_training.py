@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -28,6 +28,7 @@ def step(
     batchnorm: str = "microbatch",
     dropout: tuple[int, int] | None = None,
     precision: str = "fp32",
+    partition: Sequence[int] | None = None,
 ) -> float:
     """Add the gradient of the mean loss to `.grad`, as `schedule` does, but without any pipeline; the mean loss.
 
@@ -51,7 +52,7 @@ def step(
     for parameter, gradient in before.items():
         parameter.grad = gradient
     done: set[nn.Parameter] = set()
-    for stage, piece in enumerate(cut(model, schedule.num_stages)):
+    for stage, piece in enumerate(cut(model, schedule.num_stages, partition)):
         parameters = set(piece.layers.parameters()) - done
         done |= parameters
         for microbatch in weight_order(schedule, stage):
