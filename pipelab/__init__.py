@@ -40,6 +40,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
     "engine": ("Pipeline", "StepResult"),
     "gantt": ("gantt", "gantt_compare"),
     "plots": ("memory_plot", "bubble_plot", "line_plot", "pareto_plot"),
+    "mesh_plot": ("mesh_plot",),
     "stacked": ("gantt_memory", "gantt_stack"),
     "widgets": ("explore", "play", "build"),
 }

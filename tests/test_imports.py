@@ -33,7 +33,7 @@ LAW = (
     ("ranks",),
     ("engine",),
     ("gantt",),
-    ("plots",),
+    ("plots", "mesh_plot"),
     ("stacked",),
     ("book", "widgets"),
     ("doctor", "grading"),

@@ -72,3 +72,20 @@ def test_mesh_another_order_sends_slices_over_the_slower_wire() -> None:
 def test_mesh_says_what_is_wrong(wrong: object, sentence: str) -> None:
     with pytest.raises(pl.SizeError, match=sentence):
         wrong()  # type: ignore[operator]
+
+
+def test_mesh_plot_marks_what_leaves_a_node() -> None:
+    from pipelab import palette
+
+    axes = pl.mesh_plot(pl.Mesh(dp=2, pp=2, tp=2), ranks_per_node=4)
+    for ax, marked in zip(axes, (0, 0, 4), strict=True):
+        lines = [text.arrow_patch for text in ax.texts if getattr(text, "arrow_patch", None)]
+        assert len(lines) == 4
+        assert sum(line.get_edgecolor()[:3] == pytest.approx(_rgb(palette.MARK)) for line in lines) == marked
+    written = [text.get_text() for text in axes[0].texts]
+    assert "4 groups of 2, none between nodes" in written
+    assert "dp 1\npp 0\ntp 1" in written  # rank 3
+
+
+def _rgb(colour: str) -> tuple[float, ...]:
+    return tuple(int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
