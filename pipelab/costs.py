@@ -109,7 +109,8 @@ class Costs:
             return [median(seen.get((kind, stage), [half])) for stage, half in enumerate(halves)]
 
         forward = [median(seen.get((Kind.F, stage), [0.0])) for stage in range(trace.schedule.num_stages)]
-        return cls(F=forward, I=times(Kind.I), W=times(Kind.W))
+        updates = [median(seen.get((Kind.U, stage), [0.0])) for stage in range(trace.schedule.num_stages)]
+        return cls(F=forward, I=times(Kind.I), W=times(Kind.W), U=updates)
 
     def split(self, stages_per_rank: int, placement: Literal["loop", "v"] = "loop") -> Costs:
         """These costs, given for whole ranks, divided over `stages_per_rank` equal stages a rank.

@@ -23,11 +23,17 @@ class Loss:
         self.loss_fn = loss_fn
         self._targets: Sequence[Any] = ()
         self._shares: Sequence[float] = ()
+        self._of_update: Sequence[float] | None = None
         self._parts: dict[int, tuple[Tensor, float | None]] = {}
 
-    def begin(self, targets: Sequence[Any], shares: Sequence[float]) -> None:
-        """A new batch: for each micro-batch the targets, and which share of all samples it has."""
-        self._targets, self._shares, self._parts = targets, shares, {}
+    def begin(
+        self, targets: Sequence[Any], shares: Sequence[float], of_update: Sequence[float] | None = None
+    ) -> None:
+        """A new batch: for each micro-batch the targets, and which share of all samples it has.
+
+        Where weights are updated on the way, also which share of the samples `of_update`: of the one that takes it.
+        """
+        self._targets, self._shares, self._of_update, self._parts = targets, shares, of_update, {}
 
     def __call__(self, output: Any, microbatch: int) -> Tensor:
         """The loss of a micro-batch, a scalar. Raises EngineError where `loss_fn` returned something else."""
@@ -35,6 +41,11 @@ class Loss:
         if any((known is None) != (count is None) for _, known in self._parts.values()):
             raise EngineError(
                 "loss_fn returned (sum, count) for one micro-batch and a mean for another: return one kind"
+            )
+        if self._of_update is not None and count is not None:
+            raise EngineError(
+                "loss_fn returned (sum, count), but where weights are updated on the way nobody waits for the counts: "
+                "return the mean over the samples"
             )
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise EngineError(
@@ -44,9 +55,10 @@ class Loss:
         return loss
 
     def gradient(self, microbatch: int) -> Tensor:
-        """What the backward of a micro-batch starts from: its share of the batch, or 1 where counts divide later."""
+        """What the backward of a micro-batch starts from: its share, or 1 where counts divide later."""
         loss, count = self._parts[microbatch]
-        return torch.full_like(loss, self._shares[microbatch] if count is None else 1.0)
+        shares = self._shares if self._of_update is None else self._of_update
+        return torch.full_like(loss, shares[microbatch] if count is None else 1.0)
 
     @property
     def count(self) -> float | None:

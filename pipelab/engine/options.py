@@ -13,6 +13,7 @@ from torch import nn
 from pipelab.costs import Costs
 from pipelab.errors import EngineError
 from pipelab.schedule import Schedule
+from pipelab.versions import RULES
 
 Clock = Literal["anchored", "plain"]
 Remat = str | int  # "none", "stage", "layer", or a number of layers
@@ -35,6 +36,7 @@ class Options:
     max_norm: float | None = None
     precision: str = "fp32"
     nan: str = "raise"
+    weights: str = "stashing"
     measure_memory: bool = False
     seed: int = 0
 
@@ -65,6 +67,7 @@ class Options:
         _one_of("batchnorm", self.batchnorm, ("microbatch", "minibatch"))
         _one_of("precision", self.precision, ("fp32", "bf16"))
         _one_of("nan", self.nan, ("raise", "ignore"))
+        _one_of("weights", self.weights, RULES)
         norm = self.max_norm
         if norm is not None and not (isinstance(norm, int | float) and isfinite(norm) and norm > 0):
             raise EngineError(f"max_norm must be a positive number, or None for no limit, got {norm!r}")

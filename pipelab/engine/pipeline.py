@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipelab.action import Kind
 from pipelab.costs import Costs
 from pipelab.dependencies import graph
 from pipelab.engine import batch, checkpoint, keywords, resident
@@ -22,11 +21,13 @@ from pipelab.engine.message import Value, wrap
 from pipelab.engine.options import Clock, LossFunction, OptimizerFactory, Options, Remat, SchedulerFactory
 from pipelab.engine.resident import Recipe
 from pipelab.engine.result import StepResult, check_finite, put_together
+from pipelab.engine.stashing import plan
 from pipelab.engine.tying import find_ties
 from pipelab.errors import CheckpointError, EngineError, RankError, SizeError
 from pipelab.lower import lower
 from pipelab.ranks import Ranks
 from pipelab.schedule import Schedule
+from pipelab.versions import update_groups
 
 Parts = Sequence[Value]  # of a batch, one a micro-batch
 
@@ -52,7 +53,13 @@ class Pipeline:
     - `precision`: "fp32", or "bf16" for torch's autocast in every forward: products, and what is sent, in bfloat16.
     - `scheduler(optimizer)` makes a learning-rate scheduler, which goes on with every update.
     - `nan`: of a loss or gradient that is no finite number "raise" an EngineError and update nothing, or "ignore" it.
+    - `weights`: where the schedule updates on the way (U), which version of its weights an action uses: "stashing",
+      "vertical_sync", "two_buffered" or "latest", the rules of `pipelab.weight_versions`.
     - `measure_memory`: a step tells its peak, which costs a tenth of its time.
+
+    A schedule with updates (U) has a stream of micro-batches for a step: each update takes the mean over its
+    micro-batches, on each rank when the schedule says so, and nobody waits. Between two steps the pipeline drains. What
+    is not finite ends the pipeline then, unless it is ignored, because earlier updates cannot be taken back.
 
     A parameter that layers on several ranks share has the sum of their gradients, and stays the same on all of them.
     Dropout depends on `torch.initial_seed()`, step, layer and micro-batch: it is the same in every schedule and split.
@@ -75,6 +82,7 @@ class Pipeline:
         max_norm: float | None = None,
         precision: str = "fp32",
         nan: str = "raise",
+        weights: str = "stashing",
         clock: Clock = "anchored",
         measure_memory: bool = False,
     ) -> None:
@@ -89,6 +97,7 @@ class Pipeline:
             max_norm=max_norm,
             precision=precision,
             nan=nan,
+            weights=weights,
             measure_memory=measure_memory,
             seed=torch.initial_seed() & (2**63 - 1),
         )
@@ -97,12 +106,15 @@ class Pipeline:
         program = lower(schedule)
         pieces = cut(model, schedule.num_stages, partition)
         ties = find_ties(pieces, schedule.placement)
+        versions = plan(schedule, options, ties)
+        groups = [taken for update, taken in update_groups(schedule).items() if schedule.is_last_stage(update.stage)]
         if batchnorm == "minibatch":
             check_layers(model)
         g = graph(schedule)
         self.schedule = schedule
         self.ranks = ranks
         self._pace, self._nan = pace, nan
+        self._updates = bool(groups)
         self._sources = {g.actions[i]: g.actions[source] for i, source in enumerate(g.neighbour) if source >= 0}
         self._shapes = {name: value.shape for piece in pieces for name, value in _tensors(piece.layers).items()}
         self._ties = [tie.names for tie in ties]
@@ -118,6 +130,8 @@ class Pipeline:
                 num_stages=schedule.num_stages,
                 num_microbatches=schedule.num_microbatches,
                 last_rank=schedule.placement[-1],
+                versions={a: versions[a] for a in schedule.ranks[rank] if a in versions},
+                groups=groups,
                 ties=[tie.by_rank for tie in ties if rank in tie.by_rank and len(tie.by_rank) > 1],
                 options=options,
             )
@@ -142,6 +156,8 @@ class Pipeline:
         rank's own error where a rank fails: then the pipeline is over, and has to be built again.
         """
         self._check_open()
+        if self._updates and not update:
+            raise EngineError(f"update=False, but schedule {self.schedule.name!r} updates on the way")
         count = self.schedule.num_microbatches
         samples = _samples(inputs, targets)
         if samples < count:
@@ -310,11 +326,6 @@ def _check(schedule: Schedule, ranks: Ranks) -> None:
     if ranks.backend != "gloo":
         raise EngineError(
             f"the engine runs on the CPU, but the ranks talk by {ranks.backend}: take Ranks(..., backend='gloo')"
-        )
-    if any(action.kind is Kind.U for order in schedule.ranks for action in order):
-        raise EngineError(
-            f"schedule {schedule.name!r} has weight updates among its actions (kind U), but the engine updates once, "
-            "after all of them: leave U out"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from pipelab.engine.options import Options
 from pipelab.engine.pace import Pace
 from pipelab.engine.segment import computing_in
 from pipelab.engine.stage import Stage
+from pipelab.engine.stashing import Stash
 from pipelab.engine.tying import Shared
 from pipelab.engine.update import Update
 from pipelab.engine.worker import Arrival, Timing, Worker
@@ -41,6 +43,8 @@ class Recipe:
     num_stages: int
     num_microbatches: int
     last_rank: int  # the one with the last stage
+    versions: Mapping[Action, int]  # of the weights that its actions use, where they are updated on the way
+    groups: Sequence[Sequence[int]]  # and the micro-batches that each update takes
     ties: Sequence[Mapping[int, str]]  # parameters that other ranks have too: one of their names, by rank
     options: Options
 
@@ -58,6 +62,7 @@ class Report:
     sent_bytes: int
     step: int
     finite: bool  # whether the gradients of this rank were numbers
+    held_versions: int  # of the weights, at the most
 
 
 class Resident:
@@ -96,6 +101,8 @@ class Resident:
             for stage, (first, layers) in recipe.layers.items()
         }
         self._worker = Worker(stages, recipe.sources, Channel(recipe.num_microbatches), self._loss)
+        check = options.nan == "raise"
+        self._stash = Stash(recipe.versions, self._update, check_finite=check) if recipe.groups else None
         self._steps = 0
 
     def step(
@@ -106,15 +113,17 @@ class Resident:
         shares: Sequence[float],
         update: bool,
     ) -> Report:
-        """F and backward of every micro-batch, then the update."""
+        """F and backward of every micro-batch, then the update, where the schedule has made none on the way."""
         options, worker = self._options, self._worker
-        worker.training, worker.inputs = True, inputs
+        worker.training, worker.inputs, worker.weights = True, inputs, self._stash
         worker.pace = Pace(options.pace, self._recipe.num_stages, options.clock) if options.pace else None
         for stage in worker.stages.values():
             stage.begin(self._steps, keywords)
         if self._loss:
-            self._loss.begin([unwrap(target) for target in targets], shares)
+            self._loss.begin([unwrap(target) for target in targets], shares, self._shares_of_updates(shares))
         self._update.begin()
+        if self._stash:
+            self._stash.begin()
         if self._statistics:
             self._statistics.begin()
         with _random_state_kept(), _memory(options.measure_memory) as memory:
@@ -127,7 +136,11 @@ class Resident:
         if self._statistics:
             self._statistics.finish()
         loss = self._loss.total if self._loss else None
-        norm = self._update.finish(self._loss.count if self._loss else None, update, loss=loss)
+        norm = None
+        if self._stash:
+            self._stash.finish()
+        else:
+            norm = self._update.finish(self._loss.count if self._loss else None, update, loss=loss)
         self._steps += 1
         return Report(
             worker.timings,
@@ -139,12 +152,25 @@ class Resident:
             worker.channel.take_sent_bytes(),
             self._steps - 1,
             self._update.finite,
+            self._stash.peak if self._stash else 1,
         )
+
+    def _shares_of_updates(self, shares: Sequence[float]) -> Sequence[float] | None:
+        """For each micro-batch its share of the samples of the update that takes it, where there are such."""
+        if not self._recipe.groups:
+            return None
+        found = list(shares)
+        for group in self._recipe.groups:
+            whole = math.fsum(shares[microbatch] for microbatch in group)
+            for microbatch in group:
+                found[microbatch] = shares[microbatch] / whole
+        return found
 
     def predict(self, inputs: Sequence[Value], keywords: Sequence[Value], count: int) -> list[Value]:
         """Outputs of the first `count` micro-batches, on the last stage's rank: in eval mode, without gradients."""
         worker = self._worker
         worker.training, worker.inputs, worker.pace, worker.memory = False, inputs, None, None
+        worker.weights = None
         for stage in worker.stages.values():
             stage.begin(self._steps, keywords)
         program = [i for i in self._recipe.program if i.action.kind is Kind.F and i.action.microbatch < count]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipelab.action import Action
+from pipelab.action import Action, Kind
 from pipelab.costs import Costs
 from pipelab.engine.resident import Report
 from pipelab.errors import EngineError
@@ -25,7 +25,8 @@ class StepResult:
     and `held_bytes[r]` what rank r's stages held for later actions after each of its spans, `trace.by_rank[r]`: without
     messages and gradients of weights. Otherwise both are None.
     `too_busy`: on emulated accelerators, some action was late by more than its own time, so the machine could not keep
-    real time, and the trace shows the machine rather than the schedule.
+    real time, and the trace shows the machine rather than the schedule. `held_versions` is how many versions of its
+    weights each rank had at once, at the most: 1 unless the schedule updates on the way.
     """
 
     loss: float
@@ -35,6 +36,16 @@ class StepResult:
     held_bytes: tuple[tuple[int, ...], ...] | None = None
     gradient_norm: float | None = None
     too_busy: bool = False
+    held_versions: tuple[int, ...] = ()
+
+    @property
+    def versions(self) -> dict[Action, int]:
+        """The version of its weights that every F, B, I and W found, as the ranks counted their updates (U)."""
+        return {
+            span.action: span.version
+            for span in self.trace.spans
+            if span.version is not None and span.action.kind is not Kind.U and not span.recompute
+        }
 
     def __repr__(self) -> str:
         busy = ", machine too busy: late by more than an action" if self.too_busy else ""
@@ -47,7 +58,7 @@ def put_together(
     """One result from the reports of all ranks, in rank order."""
     zero = min(timing.start for report in reports for timing in report.timings)
     spans = tuple(
-        Span(rank, timing.action, timing.start - zero, timing.end - zero, timing.recompute, None, timing.late)
+        Span(rank, timing.action, timing.start - zero, timing.end - zero, timing.recompute, timing.version, timing.late)
         for rank, report in enumerate(reports)
         for timing in report.timings
     )
@@ -74,6 +85,7 @@ def put_together(
         peak_bytes=peaks or None,
         held_bytes=tuple(tuple(report.held_bytes) for report in reports) if peaks else None,
         gradient_norm=last.gradient_norm,
+        held_versions=tuple(report.held_versions for report in reports),
         too_busy=pace is not None and _too_busy(spans, pace, schedule),
     )
 

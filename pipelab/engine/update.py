@@ -74,11 +74,16 @@ class Update:
         skip = update and self._skip_nan and not self._all_finite(loss)
         norm = self._clip(self._max_norm) if update and self._max_norm is not None else None
         if update and self.optimizer and not skip:
+            self.step()
+        self._used = update
+        return norm
+
+    def step(self) -> None:
+        """Let the optimizer use the gradients as they are, and the scheduler go on."""
+        if self.optimizer:
             self.optimizer.step()
             if self.scheduler:
                 self.scheduler.step()
-        self._used = update
-        return norm
 
     def _divide(self, count: float | None) -> None:
         if self._counts is False:

@@ -12,6 +12,7 @@ from pipelab.engine.loss import Loss
 from pipelab.engine.message import Value, copied, unwrap, wrap
 from pipelab.engine.pace import Pace
 from pipelab.engine.stage import Stage
+from pipelab.engine.stashing import Stash
 from pipelab.lower import Instruction, Receive, Send
 from pipelab.ranks import doing, now
 
@@ -24,6 +25,7 @@ class Timing(NamedTuple):
     end: float
     recompute: bool = False
     late: float = 0.0  # behind the deadline of an emulated accelerator
+    version: int | None = None  # of the weights that it used, or that an update made, where they are updated on the way
 
 
 class Arrival(NamedTuple):
@@ -51,6 +53,7 @@ class Worker:
         self.inputs: Sequence[Value] = ()
         self.training = True
         self.pace: Pace | None = None
+        self.weights: Stash | None = None  # where they are updated on the way
         self.memory: LiveBytes | None = None
         self.timings: list[Timing] = []
         self.held: list[int] = []
@@ -71,6 +74,8 @@ class Worker:
             else:
                 doing(str(action))
                 self._weigh(made)
+                if self.weights and action.kind is not Kind.U:
+                    self.weights.take(action)
                 if action.kind in (Kind.B, Kind.I) and self.stages[action.stage].remat:
                     self._recompute(action)
                     self._weigh(made)
@@ -83,6 +88,8 @@ class Worker:
         result = self._timed(action, self._read(action, made))
         if result is not None:
             made[action] = result  # and nowhere else: once it is sent, its memory is free
+        if self.weights and action.kind is not Kind.U:
+            self.weights.done(action)
 
     def _weigh(self, made: dict[Action, Value]) -> None:
         """Note what the stages hold after the last action, whose result has been sent.
@@ -124,10 +131,16 @@ class Worker:
         result = self._compute(action, value, recompute)
         deadline = self.pace.end(action) if self.pace else None
         end = now()
-        self.timings.append(Timing(action, start, end, recompute, 0.0 if deadline is None else end - deadline))
+        late = 0.0 if deadline is None else end - deadline
+        version = self.weights.loaded if self.weights else None
+        self.timings.append(Timing(action, start, end, recompute, late, version))
         return result
 
     def _compute(self, action: Action, value: Value | None, recompute: bool) -> Value | None:
+        if action.kind is Kind.U:
+            assert self.weights is not None
+            self.weights.make(action)
+            return None
         stage, microbatch = self.stages[action.stage], action.microbatch
         if recompute:
             stage.recompute(microbatch)
