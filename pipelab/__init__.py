@@ -38,6 +38,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
     "ranks": ("Ranks",),
     "doctor": ("doctor",),
     "engine": ("Pipeline", "StepResult"),
+    "replay": ("replay",),
     "gantt": ("gantt", "gantt_compare"),
     "plots": ("memory_plot", "bubble_plot", "line_plot", "pareto_plot"),
     "mesh_plot": ("mesh_plot",),

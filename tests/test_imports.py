@@ -32,6 +32,7 @@ LAW = (
     ("planner",),
     ("ranks",),
     ("engine",),
+    ("replay",),
     ("gantt",),
     ("plots", "mesh_plot"),
     ("stacked",),
@@ -45,7 +46,7 @@ LINE = {room: line for line, rooms in enumerate(LAW) for room in rooms}
 
 # Where a heavy library may be imported, and where only inside a function.
 HEAVY = {
-    "torch": ({"engine", "ranks", "models", "data", "profiling"}, {"doctor", "cli"}),
+    "torch": ({"engine", "replay", "ranks", "models", "data", "profiling"}, {"doctor", "cli"}),
     "matplotlib": ({"gantt"}, set()),
     "ipywidgets": ({"widgets"}, set()),
     "sympy": ({"theory"}, set()),
