@@ -43,8 +43,8 @@ class Delivery(NamedTuple):
 class Channel:
     """One rank's end of all its connections."""
 
-    def __init__(self, num_microbatches: int) -> None:
-        self._group: Any = dist.group.WORLD
+    def __init__(self, num_microbatches: int, group: Any = None) -> None:
+        self._group: Any = group or dist.group.WORLD  # in which peers have their numbers
         self._num_microbatches = num_microbatches
         self._capacity: dict[Action, int] = {}
         self._posted: dict[Action, tuple[Any, Tensor, int, int]] = {}

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pipelab.engine.tensor_parallel import Slices
 from pipelab.errors import CheckpointError
 
 _MARK, _VERSION = b"pipelab checkpoint ", b"1"
@@ -124,19 +125,25 @@ def merge(parts: Sequence[State], ties: Iterable[Sequence[str]]) -> State:
 # --- an optimizer, on its rank --------------------------------------------------------------------------------------
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -> State:
-    """State and options of every parameter, by all its names; `names` are those of the rank's parameters."""  # [1]
+def optimizer_state(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter], slices: Slices) -> State:
+    """State and options of every parameter, by all its names; `names` are those of the rank's parameters.
+
+    Of a parameter that is split over several ranks the state is put together; all of them must call it.
+    """  # [1]
     state, options = {}, {}
     for name, parameter in names.items():
         for group in optimizer.param_groups:
             if any(parameter is other for other in group["params"]):
                 options[name] = {option: value for option, value in group.items() if option != "params"}
-                state[name] = dict(optimizer.state.get(parameter, {}))
+                state[name] = {
+                    key: slices.whole(parameter, value) if isinstance(value, Tensor) else value
+                    for key, value in optimizer.state.get(parameter, {}).items()
+                }
     return {"kind": type(optimizer).__qualname__, "state": state, "options": options}
 
 
 def load_optimizer_state(
-    optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter], saved: State
+    optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter], saved: State, slices: Slices
 ) -> list[str]:
     """Take over what `optimizer_state` told, maybe from other ranks; the reasons why not, and then nothing changes."""
     kind = type(optimizer).__qualname__
@@ -157,7 +164,12 @@ def load_optimizer_state(
         if any(other != options[0] for other in options):
             reasons.append(f"{', '.join(members)} are one group of the optimizer here, but had different options")
         groups.append({**options[0], "params": list(range(number, number + len(members)))})
-        state |= {number + place: saved["state"][name] for place, name in enumerate(members) if saved["state"][name]}
+        for place, name in enumerate(members):
+            if saved["state"][name]:
+                state[number + place] = {
+                    key: slices.slice_of(names[name], value) if isinstance(value, Tensor) else value
+                    for key, value in saved["state"][name].items()
+                }
         number += len(members)
     if not reasons:
         optimizer.load_state_dict({"state": state, "param_groups": groups})

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from pipelab.errors import EngineError
 
+Part = tuple[float, float | None]  # of a whole batch's loss: its share, or a sum and what that counts
+
 
 class Loss:
     """`loss_fn(output, target)` on one micro-batch after the other; lives on the rank of the last stage."""
@@ -26,9 +28,7 @@ class Loss:
         self._of_update: Sequence[float] | None = None
         self._parts: dict[int, tuple[Tensor, float | None]] = {}
 
-    def begin(
-        self, targets: Sequence[Any], shares: Sequence[float], of_update: Sequence[float] | None = None
-    ) -> None:
+    def begin(self, targets: Sequence[Any], shares: Sequence[float], of_update: Sequence[float] | None = None) -> None:
         """A new batch: for each micro-batch the targets, and which share of all samples it has.
 
         Where weights are updated on the way, also which share of the samples `of_update`: of the one that takes it.
@@ -62,19 +62,31 @@ class Loss:
 
     @property
     def count(self) -> float | None:
-        """What the whole batch counts, where `loss_fn` says so. Raises EngineError where that is nothing."""
+        """What all these micro-batches count, where `loss_fn` says so."""
         counts = [count for _, count in self._parts.values() if count is not None]
-        if counts and not sum(counts) > 0:
-            raise EngineError(f"loss_fn returned (sum, count), and the counts of the batch add up to {sum(counts):g}")
         return math.fsum(counts) if counts else None
 
     @property
-    def total(self) -> float:
-        """The loss of the whole batch."""
+    def part(self) -> Part:
+        """What these micro-batches, maybe those of one replica, add to the loss of the whole batch."""
         losses = {microbatch: loss.item() for microbatch, (loss, _) in self._parts.items()}
         if self.count is not None:
-            return math.fsum(losses.values()) / self.count
-        return math.fsum(loss * self._shares[microbatch] for microbatch, loss in losses.items())
+            return math.fsum(losses.values()), self.count
+        return math.fsum(loss * self._shares[microbatch] for microbatch, loss in losses.items()), None
+
+
+def whole(parts: Sequence[Part]) -> float:
+    """The loss of the whole batch, from the parts of all replicas. Raises EngineError where nothing counts."""
+    counts = [count for _, count in parts if count is not None]
+    total = math.fsum(loss for loss, _ in parts)
+    return total / checked_count(math.fsum(counts)) if counts else total
+
+
+def checked_count(count: float) -> float:
+    """`count`, by which something will be divided. Raises EngineError unless it is positive."""
+    if not count > 0:
+        raise EngineError(f"loss_fn returned (sum, count), and the counts of the batch add up to {count:g}")
+    return count
 
 
 def _checked(result: Any) -> tuple[Tensor, float | None]:

@@ -37,6 +37,7 @@ class Options:
     precision: str = "fp32"
     nan: str = "raise"
     weights: str = "stashing"
+    data_parallel: str = "replicate"
     measure_memory: bool = False
     seed: int = 0
 
@@ -66,6 +67,7 @@ class Options:
         _one_of("clock", self.clock, ("anchored", "plain"))
         _one_of("batchnorm", self.batchnorm, ("microbatch", "minibatch"))
         _one_of("precision", self.precision, ("fp32", "bf16"))
+        _one_of("data_parallel", self.data_parallel, ("replicate", "shard"))
         _one_of("nan", self.nan, ("raise", "ignore"))
         _one_of("weights", self.weights, RULES)
         norm = self.max_norm

@@ -17,19 +17,21 @@ from pipelab.dependencies import graph
 from pipelab.engine import batch, checkpoint, keywords, resident
 from pipelab.engine.batchnorm import check_layers
 from pipelab.engine.cut import cut
-from pipelab.engine.message import Value, wrap
+from pipelab.engine.deal import deal
+from pipelab.engine.groups import check_mesh
+from pipelab.engine.loss import whole
 from pipelab.engine.options import Clock, LossFunction, OptimizerFactory, Options, Remat, SchedulerFactory
 from pipelab.engine.resident import Recipe
 from pipelab.engine.result import StepResult, check_finite, put_together
 from pipelab.engine.stashing import plan
+from pipelab.engine.tensor_parallel import SplitPlan, resolve
 from pipelab.engine.tying import find_ties
 from pipelab.errors import CheckpointError, EngineError, RankError, SizeError
 from pipelab.lower import lower
+from pipelab.mesh import Mesh
 from pipelab.ranks import Ranks
 from pipelab.schedule import Schedule
 from pipelab.versions import update_groups
-
-Parts = Sequence[Value]  # of a batch, one a micro-batch
 
 _keys = itertools.count()
 _gone: weakref.WeakKeyDictionary[Ranks, list[int]] = weakref.WeakKeyDictionary()  # pipelines that ranks may forget
@@ -40,8 +42,13 @@ class Pipeline:
 
     `model` is an `nn.Sequential`; the ranks get copies of its layers, and `state_dict()` brings the values back.
     `loss_fn(output, target)` returns the mean over the samples, or (sum, count). `optimizer(parameters)` makes a rank's
-    optimizer; without it there are only gradients. `ranks` are as many as the schedule has.
+    optimizer; without it there are only gradients. `ranks` are as many as the schedule has, or as the mesh.
 
+    - `mesh`: replicas (dp) of the pipeline (pp), its layers split (tp): `Mesh(dp=2, pp=2, tp=2)` on 8 ranks. The batch
+      is dealt to the replicas first. Results are still those of one model: whole tensors, the whole batch's loss.
+    - `data_parallel`: the optimizer's state is on every replica, "replicate", or each parameter's on one, "shard".
+    - `tensor_parallel`: how Linear layers are split over tp, by patterns of their names: "colwise", "rowwise", or
+      ("colwise", parts) for matrices side by side (see `pipelab.engine.tensor_parallel`). Our GPT's are known.
     - `partition`: a slice or a number of layers a stage; by default the stages are balanced by their parameters.
     - `remat`: what is computed again before the backward, to keep less: "none", the whole "stage", each "layer",
       or a number of layers.
@@ -62,7 +69,9 @@ class Pipeline:
     is not finite ends the pipeline then, unless it is ignored, because earlier updates cannot be taken back.
 
     A parameter that layers on several ranks share has the sum of their gradients, and stays the same on all of them.
-    Dropout depends on `torch.initial_seed()`, step, layer and micro-batch: it is the same in every schedule and split.
+    Dropout depends on `torch.initial_seed()`, step, layer and micro-batch, counted through all replicas: it is the same
+    in every schedule and split, and with dp replicas of m micro-batches that of dp * m. Between a colwise and a rowwise
+    layer each rank drops features of its own.
     Raises PipelabError for what cannot run, before anything is sent to the ranks.
     """
 
@@ -76,6 +85,9 @@ class Pipeline:
         scheduler: SchedulerFactory | None = None,
         ranks: Ranks,
         partition: Sequence[slice] | Sequence[int] | None = None,
+        mesh: Mesh | None = None,
+        data_parallel: str = "replicate",
+        tensor_parallel: SplitPlan | None = None,
         remat: Remat = "none",
         pace: Costs | None = None,
         batchnorm: str = "microbatch",
@@ -98,20 +110,24 @@ class Pipeline:
             precision=precision,
             nan=nan,
             weights=weights,
+            data_parallel=data_parallel,
             measure_memory=measure_memory,
             seed=torch.initial_seed() & (2**63 - 1),
         )
-        _check(schedule, ranks)
+        mesh = _check(schedule, ranks, mesh)
         options.fit(schedule)
         program = lower(schedule)
         pieces = cut(model, schedule.num_stages, partition)
         ties = find_ties(pieces, schedule.placement)
+        styles = resolve(model, tensor_parallel, mesh.tp)
+        check_mesh(mesh, options, schedule, ties, styles)
         versions = plan(schedule, options, ties)
         groups = [taken for update, taken in update_groups(schedule).items() if schedule.is_last_stage(update.stage)]
         if batchnorm == "minibatch":
             check_layers(model)
         g = graph(schedule)
         self.schedule = schedule
+        self.mesh = mesh
         self.ranks = ranks
         self._pace, self._nan = pace, nan
         self._updates = bool(groups)
@@ -133,11 +149,14 @@ class Pipeline:
                 versions={a: versions[a] for a in schedule.ranks[rank] if a in versions},
                 groups=groups,
                 ties=[tie.by_rank for tie in ties if rank in tie.by_rank and len(tie.by_rank) > 1],
+                mesh=mesh,
+                styles=styles,
                 options=options,
             )
             for rank in range(schedule.num_ranks)
         ]
-        ranks.run_each(resident.settle, [(self._key, recipe, tuple(forgotten)) for recipe in recipes])
+        for_each = [recipes[mesh.coordinates(rank).pp] for rank in self._all]
+        ranks.run_each(resident.settle, [(self._key, recipe, tuple(forgotten)) for recipe in for_each])
         forgotten.clear()
         self._generation = ranks.generation
         self._finalizer = weakref.finalize(self, forgotten.append, self._key)
@@ -158,42 +177,25 @@ class Pipeline:
         self._check_open()
         if self._updates and not update:
             raise EngineError(f"update=False, but schedule {self.schedule.name!r} updates on the way")
-        count = self.schedule.num_microbatches
-        samples = _samples(inputs, targets)
-        if samples < count:
-            raise SizeError(
-                f"{samples} samples cannot fill {count} micro-batches: "
-                f"take a schedule of at most {samples} micro-batches, or a larger batch"
-            )
-        parts = batch.split(inputs, count, "inputs"), batch.split(targets, count, "targets")
-        extras = self._keywords(kwargs, count, samples)
-        shares = _shares(parts[0], samples)
-        reports = self._call("step", [(*self._ends(rank, *parts), extras, shares, update) for rank in self._all])
-        result = put_together(self.schedule, self._sources, self._pace, reports)
+        hands = self._deal(inputs, targets, kwargs)
+        reports = self._call("step", [(*each, update) for each in hands])
+        result = put_together(self.schedule, self._sources, self._pace, self.mesh, reports)
         if self._nan == "raise":
-            check_finite(result.loss, reports, self.schedule.placement[-1])
+            check_finite(result.loss, reports, self._last(dp=0))
         return result
 
     def evaluate(self, inputs: Any, targets: Any, *, kwargs: Mapping[str, Any] | None = None) -> float:
         """The loss of the whole batch in eval mode, without gradients; afterwards all is as before."""
         self._check_open()
-        samples = _samples(inputs, targets)
-        count = min(samples, self.schedule.num_microbatches)
-        parts = batch.split(inputs, count, "inputs"), batch.split(targets, count, "targets")
-        extras = self._keywords(kwargs, count, samples)
-        shares = _shares(parts[0], samples)
-        losses = self._call("evaluate", [(*self._ends(rank, *parts), extras, shares, count) for rank in self._all])
-        loss: float = losses[self.schedule.placement[-1]]
-        return loss
+        losses = self._call("evaluate", self._deal(inputs, targets, kwargs, all_filled=False))
+        return whole([losses[self._last(dp)] for dp in range(self.mesh.dp)])
 
     def predict(self, inputs: Any, *, kwargs: Mapping[str, Any] | None = None) -> Any:
         """The model's output for `inputs` in eval mode, without gradients; afterwards all is as before."""
         self._check_open()
-        samples = _samples(inputs)
-        count = min(samples, self.schedule.num_microbatches)
-        parts, extras = batch.split(inputs, count, "inputs"), self._keywords(kwargs, count, samples)
-        outputs = self._call("predict", [(self._ends(rank, parts, ())[0], extras, count) for rank in self._all])
-        return batch.join(outputs[self.schedule.placement[-1]])
+        hands = self._deal(inputs, None, kwargs, all_filled=False)
+        outputs = self._call("predict", [(parts, extras, len(shares)) for parts, _, extras, shares in hands])
+        return batch.join([part for dp in range(self.mesh.dp) for part in outputs[self._last(dp)]])
 
     def gradients(self) -> dict[str, Tensor | None]:
         """The gradient of every parameter, by its name in the model: of the last step, or of all since an update."""
@@ -274,15 +276,18 @@ class Pipeline:
 
     @property
     def _all(self) -> range:
-        return range(self.schedule.num_ranks)
+        return range(self.mesh.num_ranks)
 
-    def _ends(self, rank: int, inputs: Parts, targets: Parts) -> tuple[Parts, Parts]:
-        """What `rank` needs of a batch: the first stage's the inputs, the last stage's the targets."""
-        placement = self.schedule.placement
-        return inputs if rank == placement[0] else (), targets if rank == placement[-1] else ()
+    def _last(self, dp: int) -> int:
+        """The rank that knows outputs and loss of replica `dp`."""
+        return self.mesh.rank(dp=dp, pp=self.schedule.placement[-1])
 
-    def _keywords(self, kwargs: Mapping[str, Any] | None, count: int, samples: int) -> Parts:
-        return keywords.split(kwargs, count, samples, self._taken) if kwargs else ()
+    def _deal(self, *content: Any, all_filled: bool = True) -> list[tuple[Any, ...]]:
+        """For each rank what it needs of inputs, targets and keywords, and the shares of the micro-batches."""
+        count = self.schedule.num_microbatches
+        hands = deal(*content, replicas=self.mesh.dp, microbatches=count, taken=self._taken, all_filled=all_filled)
+        places = map(self.mesh.coordinates, self._all)
+        return [hands[at.dp].at(at.pp, self.schedule.placement) for at in places]
 
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         try:
@@ -313,12 +318,25 @@ class Pipeline:
             )
 
 
-def _check(schedule: Schedule, ranks: Ranks) -> None:
+def _check(schedule: Schedule, ranks: Ranks, mesh: Mesh | None) -> Mesh:
+    """The mesh, by default that of the schedule alone."""
     if not isinstance(schedule, Schedule):
         raise EngineError(f"schedule must be a Schedule, as gpipe(4, 8) makes one, got {schedule!r}")
     if not isinstance(ranks, Ranks):
         raise EngineError(f"ranks must be Ranks, as in Ranks({schedule.num_ranks}), got {ranks!r}")
-    if ranks.num_ranks != schedule.num_ranks:
+    if mesh is not None and not isinstance(mesh, Mesh):
+        raise EngineError(f"mesh must be a Mesh, as in Mesh(dp=2, pp={schedule.num_ranks}, tp=2), got {mesh!r}")
+    if mesh is not None and mesh.pp != schedule.num_ranks:
+        raise SizeError(
+            f"schedule {schedule.name!r} is for {schedule.num_ranks} ranks, but each pipeline of the mesh {mesh} has "
+            f"{mesh.pp}: take pp={schedule.num_ranks}, or a schedule for {mesh.pp}"
+        )
+    if mesh is not None and ranks.num_ranks != mesh.num_ranks:
+        raise SizeError(
+            f"the mesh {mesh} has {mesh.num_ranks} ranks, but there are {ranks.num_ranks}: take "
+            f"Ranks({mesh.num_ranks}), or another mesh"
+        )
+    if mesh is None and ranks.num_ranks != schedule.num_ranks:
         raise SizeError(
             f"schedule {schedule.name!r} is for {schedule.num_ranks} ranks, but there are {ranks.num_ranks}: "
             f"take Ranks({schedule.num_ranks}), or a schedule for {ranks.num_ranks}"
@@ -327,21 +345,7 @@ def _check(schedule: Schedule, ranks: Ranks) -> None:
         raise EngineError(
             f"the engine runs on the CPU, but the ranks talk by {ranks.backend}: take Ranks(..., backend='gloo')"
         )
-
-
-def _samples(inputs: Any, targets: Any = None) -> int:
-    """How many samples there are. Raises SizeError for none, or where inputs and targets differ."""
-    samples = batch.rows(wrap(inputs), "inputs")
-    if samples == 0:
-        raise SizeError("the batch is empty: inputs have 0 rows")
-    if targets is not None and batch.rows(wrap(targets), "targets") != samples:
-        found = batch.rows(wrap(targets), "targets")
-        raise SizeError(f"inputs have {samples} rows, targets have {found}: every sample needs one of each")
-    return samples
-
-
-def _shares(parts: Sequence[Value], samples: int) -> list[float]:
-    return [batch.rows(part, "inputs") / samples for part in parts]
+    return mesh or Mesh(pp=schedule.num_ranks)
 
 
 def _tensors(layers: nn.Module) -> dict[str, Tensor]:

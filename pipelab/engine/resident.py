@@ -9,27 +9,31 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipelab.action import Action, Kind
 from pipelab.engine.batchnorm import MinibatchStatistics
 from pipelab.engine.channel import Channel
 from pipelab.engine.checkpoint import load_optimizer_state, optimizer_state
+from pipelab.engine.collectives import AllReduced, ring_bytes
+from pipelab.engine.data_parallel import Replicas
 from pipelab.engine.deferred import Deferral
+from pipelab.engine.groups import join
 from pipelab.engine.live_bytes import LiveBytes
-from pipelab.engine.loss import Loss
+from pipelab.engine.loss import Loss, Part
 from pipelab.engine.message import Value, unwrap
 from pipelab.engine.options import Options
 from pipelab.engine.pace import Pace
 from pipelab.engine.segment import computing_in
 from pipelab.engine.stage import Stage
 from pipelab.engine.stashing import Stash
+from pipelab.engine.tensor_parallel import Slices, Style
 from pipelab.engine.tying import Shared
 from pipelab.engine.update import Update
 from pipelab.engine.worker import Arrival, Timing, Worker
 from pipelab.errors import EngineError
 from pipelab.lower import Instruction
+from pipelab.mesh import Mesh
 from pipelab.ranks import doing, local_state
 
 
@@ -46,6 +50,8 @@ class Recipe:
     versions: Mapping[Action, int]  # of the weights that its actions use, where they are updated on the way
     groups: Sequence[Sequence[int]]  # and the micro-batches that each update takes
     ties: Sequence[Mapping[int, str]]  # parameters that other ranks have too: one of their names, by rank
+    mesh: Mesh  # ranks of the pipeline, as above, are its pp coordinates
+    styles: Mapping[str, Style]  # the layers that are split over tp, by name
     options: Options
 
 
@@ -55,11 +61,11 @@ class Report:
 
     timings: Sequence[Timing]
     arrivals: Sequence[Arrival]
-    loss: float | None
+    loss: Part | None
     gradient_norm: float | None
     peak_bytes: int | None
     held_bytes: Sequence[int]  # after each of the timings, where memory is measured
-    sent_bytes: int
+    sent_bytes: Mapping[str, int]  # along each axis of the mesh
     step: int
     finite: bool  # whether the gradients of this rank were numbers
     held_versions: int  # of the weights, at the most
@@ -72,20 +78,31 @@ class Resident:
         options = recipe.options
         self._recipe, self._options = recipe, options
         self._modules = nn.ModuleList(layers for _, layers in recipe.layers.values())
+        groups = join(recipe.mesh)
+        self._slices = Slices(self._modules, recipe.styles, groups.slices)
         by_name = dict(self._named_parameters())
+        shared = [Shared(by_name[names[groups.at.pp]], list(names), groups.pipeline) for names in recipe.ties]
+        parameters = list(self._modules.parameters())
+        self._replicas = Replicas(
+            parameters, groups, sharded=options.data_parallel == "shard", tied=[one.parameter for one in shared]
+        )
         self._update = Update(
-            list(self._modules.parameters()),
+            parameters,
+            groups=groups,
+            replicas=self._replicas,
+            slices=self._slices,
             optimizer=options.optimizer,
             scheduler=options.scheduler,
             max_norm=options.max_norm,
             skip_nan=options.nan == "raise",
             root=recipe.last_rank,
-            shared=[Shared(by_name[names[dist.get_rank()]], list(names)) for names in recipe.ties],
+            shared=shared,
         )
         minibatch = options.batchnorm == "minibatch"
         self._statistics = MinibatchStatistics(self._modules, recipe.num_microbatches) if minibatch else None
         splits = any(instruction.action.kind is Kind.I for instruction in recipe.program)
-        deferral = Deferral(self._modules) if splits and options.precision == "fp32" else None
+        usual = options.precision == "fp32" and groups.slices is None
+        deferral = Deferral(self._modules) if splits and usual else None
         last = recipe.num_stages - 1
         self._loss = Loss(options.loss_fn) if last in recipe.layers else None
         stages = {
@@ -97,10 +114,11 @@ class Resident:
                 finish=self._loss if stage == last else None,
                 deferral=deferral,
                 precision=options.precision,
+                microbatches_before=groups.at.dp * recipe.num_microbatches,
             )
             for stage, (first, layers) in recipe.layers.items()
         }
-        self._worker = Worker(stages, recipe.sources, Channel(recipe.num_microbatches), self._loss)
+        self._worker = Worker(stages, recipe.sources, Channel(recipe.num_microbatches, groups.pipeline), self._loss)
         check = options.nan == "raise"
         self._stash = Stash(recipe.versions, self._update, check_finite=check) if recipe.groups else None
         self._steps = 0
@@ -115,8 +133,9 @@ class Resident:
     ) -> Report:
         """F and backward of every micro-batch, then the update, where the schedule has made none on the way."""
         options, worker = self._options, self._worker
-        worker.training, worker.inputs, worker.weights = True, inputs, self._stash
+        worker.training, worker.inputs = True, inputs
         worker.pace = Pace(options.pace, self._recipe.num_stages, options.clock) if options.pace else None
+        worker.weights = self._stash
         for stage in worker.stages.values():
             stage.begin(self._steps, keywords)
         if self._loss:
@@ -126,7 +145,7 @@ class Resident:
             self._stash.begin()
         if self._statistics:
             self._statistics.begin()
-        with _random_state_kept(), _memory(options.measure_memory) as memory:
+        with _random_state_kept(), _summed(self._slices) as summed, _memory(options.measure_memory) as memory:
             worker.memory = memory
             worker.run(self._recipe.program)
         if not all(stage.empty for stage in worker.stages.values()):
@@ -135,12 +154,13 @@ class Resident:
         doing("the update")
         if self._statistics:
             self._statistics.finish()
-        loss = self._loss.total if self._loss else None
+        self._replicas.share_buffers(self._modules)
+        loss = self._loss.part if self._loss else None
         norm = None
         if self._stash:
             self._stash.finish()
         else:
-            norm = self._update.finish(self._loss.count if self._loss else None, update, loss=loss)
+            norm = self._update.finish(loss[1] if loss else None, update, loss=loss[0] if loss else None)
         self._steps += 1
         return Report(
             worker.timings,
@@ -149,7 +169,11 @@ class Resident:
             norm,
             memory.peak if memory else None,
             worker.held,
-            worker.channel.take_sent_bytes(),
+            {
+                "dp": self._replicas.take_bytes(),
+                "pp": worker.channel.take_sent_bytes(),
+                "tp": round(ring_bytes("all_reduce", summed.bytes, self._recipe.mesh.tp)) if summed else 0,
+            },
             self._steps - 1,
             self._update.finite,
             self._stash.peak if self._stash else 1,
@@ -170,9 +194,9 @@ class Resident:
         """Outputs of the first `count` micro-batches, on the last stage's rank: in eval mode, without gradients."""
         worker = self._worker
         worker.training, worker.inputs, worker.pace, worker.memory = False, inputs, None, None
-        worker.weights = None
         for stage in worker.stages.values():
             stage.begin(self._steps, keywords)
+        worker.weights = None
         program = [i for i in self._recipe.program if i.action.kind is Kind.F and i.action.microbatch < count]
         modes = {module: module.training for module in self._modules.modules()}
         self._modules.eval()
@@ -192,50 +216,63 @@ class Resident:
         targets: Sequence[Value],
         keywords: Sequence[Value],
         shares: Sequence[float],
-        count: int,
-    ) -> float | None:
+    ) -> Part | None:
         """The loss of the outputs, on the last stage's rank."""
-        outputs = self.predict(inputs, keywords, count)
+        outputs = self.predict(inputs, keywords, len(shares))
         if self._loss is None:
             return None
         self._loss.begin([unwrap(target) for target in targets], shares)
         with torch.no_grad(), computing_in(self._options.precision):
             for microbatch, output in enumerate(outputs):
                 self._loss(unwrap(output), microbatch)
-        return self._loss.total
+        return self._loss.part
 
     def gradients(self) -> dict[str, Tensor | None]:
-        """The gradient of every parameter of this rank, by its name in the whole model."""
-        return {
-            name: None if parameter.grad is None else parameter.grad.detach()
-            for name, parameter in self._named_parameters()
-        }
+        """The gradient of every parameter that this rank answers for, by its name in the whole model."""
+        found = {}
+        for name, parameter in self._named_parameters():
+            gradient = parameter.grad
+            whole = None if gradient is None else self._slices.whole(parameter, gradient.detach())
+            if self._slices.first and self._replicas.owns(parameter):
+                found[name] = whole
+        return found
 
     def state(self) -> dict[str, Any]:
-        """The `state_dict` of this rank's layers."""
-        return {name: value for layers in self._modules for name, value in layers.state_dict().items()}
+        """The `state_dict` of this rank's layers, told by the first of all that have them."""
+        parameters = dict(self._named_parameters())
+        found = {}
+        for layers in self._modules:
+            for name, value in layers.state_dict().items():
+                found[name] = self._slices.whole(parameters[name], value) if name in parameters else value
+        return found if self._slices.first and self._replicas.first else {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take the values of `state`, which has exactly this rank's names."""
+        """Take the values of `state`, which has at least this rank's names."""
+        parameters = dict(self._named_parameters())
         for layers in self._modules:
-            layers.load_state_dict({name: state[name] for name in layers.state_dict()})
+            mine = {name: state[name] for name in layers.state_dict()}
+            for name in mine.keys() & parameters.keys():
+                mine[name] = self._slices.slice_of(parameters[name], mine[name])
+            layers.load_state_dict(mine)
 
     def training_state(self) -> dict[str, Any]:
         """What the next step depends on besides parameters and buffers."""
         optimizer = self._update.optimizer
+        kept = optimizer and optimizer_state(optimizer, dict(self._named_parameters()), self._slices)
+        tells = self._slices.first and (self._replicas.first or self._replicas.sharded)
         return {
             "seed": self._options.seed,
             "steps": self._steps,
             "waiting": self._update.waiting,
             "scheduler": self._update.scheduler and self._update.scheduler.state_dict(),
-            "optimizer": optimizer and optimizer_state(optimizer, dict(self._named_parameters())),
+            "optimizer": kept if tells else None,
         }
 
     def load_training_state(self, state: Mapping[str, Any]) -> list[str]:
         """Go on from there; the reasons why that is not possible, and then nothing has changed."""
         optimizer, saved, reasons = self._update.optimizer, state["optimizer"], []
         if optimizer is not None and saved is not None:
-            reasons = load_optimizer_state(optimizer, dict(self._named_parameters()), saved)
+            reasons = load_optimizer_state(optimizer, dict(self._named_parameters()), saved, self._slices)
         if not reasons:
             self._steps = state["steps"]
             if self._update.scheduler and state["scheduler"]:
@@ -282,6 +319,15 @@ def _random_state_kept() -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(state)
+
+
+@contextmanager
+def _summed(slices: Slices) -> Iterator[AllReduced | None]:
+    if slices.several:
+        with AllReduced() as summed:
+            yield summed
+    else:
+        yield None
 
 
 @contextmanager

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pipelab.action import Action, Kind
 from pipelab.costs import Costs
+from pipelab.engine.loss import whole
 from pipelab.engine.resident import Report
 from pipelab.errors import EngineError
+from pipelab.mesh import AXES, Mesh
 from pipelab.schedule import Schedule
 from pipelab.trace import Message, Span, Trace
 
@@ -27,6 +29,10 @@ class StepResult:
     `too_busy`: on emulated accelerators, some action was late by more than its own time, so the machine could not keep
     real time, and the trace shows the machine rather than the schedule. `held_versions` is how many versions of its
     weights each rank had at once, at the most: 1 unless the schedule updates on the way.
+
+    On a mesh tuples have an entry for each of its ranks, and `trace` is that of the pipeline at dp 0, tp 0; `traces`
+    has all, by (dp, tp). `axis_bytes["tp"][r]` is what rank r sent along that axis: along "pp" its messages, along "dp"
+    and "tp" its collectives, counted as a ring sends them (see `pipelab.engine.collectives`).
     """
 
     loss: float
@@ -37,6 +43,8 @@ class StepResult:
     gradient_norm: float | None = None
     too_busy: bool = False
     held_versions: tuple[int, ...] = ()
+    axis_bytes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    traces: Mapping[tuple[int, int], Trace] = field(default_factory=dict)
 
     @property
     def versions(self) -> dict[Action, int]:
@@ -53,9 +61,34 @@ class StepResult:
 
 
 def put_together(
-    schedule: Schedule, sources: Mapping[Action, Action], pace: Costs | None, reports: Sequence[Report]
+    schedule: Schedule, sources: Mapping[Action, Action], pace: Costs | None, mesh: Mesh, reports: Sequence[Report]
 ) -> StepResult:
-    """One result from the reports of all ranks, in rank order."""
+    """One result from the reports of all ranks of the mesh, in rank order."""
+    traces = {
+        place: _trace(schedule, sources, pace, [reports[rank] for rank in ranks])
+        for place, ranks in mesh.pipelines().items()
+    }
+    last = [reports[mesh.rank(dp=dp, pp=schedule.placement[-1])] for dp in range(mesh.dp)]
+    peaks = tuple(report.peak_bytes for report in reports if report.peak_bytes is not None)
+    sent = {axis: tuple(report.sent_bytes[axis] for report in reports) for axis in AXES}
+    return StepResult(
+        loss=whole([report.loss for report in last if report.loss is not None]),
+        trace=traces[0, 0],
+        traces=traces,
+        sent_bytes=sent["pp"],
+        axis_bytes=sent,
+        peak_bytes=peaks or None,
+        held_bytes=tuple(tuple(report.held_bytes) for report in reports) if peaks else None,
+        gradient_norm=last[0].gradient_norm,
+        held_versions=tuple(report.held_versions for report in reports),
+        too_busy=pace is not None and any(_too_busy(trace.spans, pace, schedule) for trace in traces.values()),
+    )
+
+
+def _trace(
+    schedule: Schedule, sources: Mapping[Action, Action], pace: Costs | None, reports: Sequence[Report]
+) -> Trace:
+    """What the ranks of one pipeline did, on a clock that starts with the first of them."""
     zero = min(timing.start for report in reports for timing in report.timings)
     spans = tuple(
         Span(rank, timing.action, timing.start - zero, timing.end - zero, timing.recompute, timing.version, timing.late)
@@ -75,19 +108,7 @@ def put_together(
         for rank, report in enumerate(reports)
         for arrival in report.arrivals
     )
-    last = reports[schedule.placement[-1]]
-    assert last.loss is not None
-    peaks = tuple(report.peak_bytes for report in reports if report.peak_bytes is not None)
-    return StepResult(
-        loss=last.loss,
-        trace=Trace(schedule, spans, messages, "paced" if pace else "measured"),
-        sent_bytes=tuple(report.sent_bytes for report in reports),
-        peak_bytes=peaks or None,
-        held_bytes=tuple(tuple(report.held_bytes) for report in reports) if peaks else None,
-        gradient_norm=last.gradient_norm,
-        held_versions=tuple(report.held_versions for report in reports),
-        too_busy=pace is not None and _too_busy(spans, pace, schedule),
-    )
+    return Trace(schedule, spans, messages, "paced" if pace else "measured")
 
 
 def check_finite(loss: float, reports: Sequence[Report], last_rank: int) -> None:

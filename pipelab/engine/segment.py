@@ -86,11 +86,13 @@ class Segment:
         finish: Callable[[Any, int], Any] | None = None,
         deferral: Deferral | None = None,
         precision: str = "fp32",
+        microbatches_before: int = 0,
     ) -> None:
         self.layers = layers
         self.remat = remat
         self.seed = seed
         self.precision = precision
+        self._before = microbatches_before  # those of other replicas
         self.step = 0
         self.keywords: Sequence[Sequence[Keywords]] = ()  # by micro-batch and layer, where there are any
         self._finish = finish
@@ -184,7 +186,7 @@ class Segment:
         with computing_in(self.precision):
             with self._prepared_for_deferral():
                 for place, (number, layer) in enumerate(self.layers):
-                    _seed(self.seed, self.step, number, microbatch)
+                    _seed(self.seed, self.step, number, self._before + microbatch)
                     content = self._apply(layer, content, microbatch, place)
             if self._writes is None and wanting:
                 self._writes = versions != [tensor._version for tensor in wanting]

@@ -32,6 +32,7 @@ class Stage:
         finish: Callable[[Any, int], Any] | None = None,
         deferral: Deferral | None = None,
         precision: str = "fp32",
+        microbatches_before: int = 0,
     ) -> None:
         self.remat = remat != "none"
         numbered = list(enumerate(layers, start=first))
@@ -45,6 +46,7 @@ class Stage:
                 finish=finish if start == starts[-1] else None,
                 deferral=deferral,
                 precision=precision,
+                microbatches_before=microbatches_before,
             )
             for start in starts
         ]

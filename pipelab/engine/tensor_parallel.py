@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from pipelab.errors import EngineError, SizeError
 from pipelab.models import Attention, Block
 
-Plan = Mapping[str, str | tuple[str, int]]  # by pattern of a layer's name
+SplitPlan = Mapping[str, str | tuple[str, int]]  # by pattern of a layer's name
 
 
 class Style(NamedTuple):
@@ -35,7 +35,7 @@ class Style(NamedTuple):
     parts: int = 1
 
 
-def resolve(model: nn.Module, plan: Plan | None, tp: int) -> dict[str, Style]:
+def resolve(model: nn.Module, plan: SplitPlan | None, tp: int) -> dict[str, Style]:
     """For each layer of `model` that `plan` splits, by its name, how; without a plan, for the blocks of our GPT.
 
     Raises EngineError where a pattern fits no Linear layer, or two fit one; SizeError where `tp` does not divide.
@@ -59,7 +59,7 @@ def resolve(model: nn.Module, plan: Plan | None, tp: int) -> dict[str, Style]:
     return found
 
 
-def _of_gpt(model: nn.Module, tp: int) -> Plan:
+def _of_gpt(model: nn.Module, tp: int) -> SplitPlan:
     plan: dict[str, str | tuple[str, int]] = {}
     for name, module in model.named_modules():
         if isinstance(module, Attention) and module.heads % tp:
@@ -80,7 +80,7 @@ def _of_gpt(model: nn.Module, tp: int) -> Plan:
 
 def _style(pattern: str, asked: Any) -> Style:
     kind, parts = asked if isinstance(asked, tuple) and len(asked) == 2 else (asked, 1)
-    if kind not in ("colwise", "rowwise") or not isinstance(parts, int) or not 1 <= parts or kind == "rowwise" != asked:
+    if asked != "rowwise" and not (kind == "colwise" and isinstance(parts, int) and parts >= 1):
         raise EngineError(
             f"tensor_parallel: {pattern!r} must be 'colwise', 'rowwise' or ('colwise', parts), got {asked!r}"
         )

@@ -10,7 +10,7 @@ Equal copies with equal gradients and equal optimizers stay equal to the bit: no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -50,15 +50,16 @@ def find_ties(pieces: Sequence[Piece], placement: Sequence[int]) -> list[Tie]:
 
 
 class Shared(NamedTuple):
-    """A parameter of this rank that others have too; `ranks` are all of them, in order."""
+    """A parameter of this rank that others of its pipeline have too; `ranks` are all of them, in order."""
 
     parameter: nn.Parameter
     ranks: Sequence[int]
+    pipeline: Any  # the group in which these are ranks
 
     @property
     def counts_here(self) -> bool:
         """Whether this rank is the one that counts the parameter, where every parameter counts once."""
-        return self.ranks[0] == dist.get_rank()
+        return self.ranks[0] == dist.get_rank(self.pipeline)
 
     def add_up(self) -> None:
         """Make the gradient the sum of those of all ranks; None where all are None. All `ranks` must call it."""
@@ -76,16 +77,16 @@ class Shared(NamedTuple):
 
     def _send(self, rank: int) -> None:
         gradient = self.parameter.grad
-        dist.send(torch.tensor([gradient is not None]), rank, tag=_TAG)
+        dist.send(torch.tensor([gradient is not None]), group=self.pipeline, group_dst=rank, tag=_TAG)
         if gradient is not None:
             dense = gradient.to_dense() if gradient.is_sparse else gradient
-            dist.send(dense.contiguous(), rank, tag=_TAG)
+            dist.send(dense.contiguous(), group=self.pipeline, group_dst=rank, tag=_TAG)
 
     def _receive(self, rank: int) -> Tensor | None:
         there = torch.empty(1, dtype=torch.bool)
-        dist.recv(there, rank, tag=_TAG)
+        dist.recv(there, group=self.pipeline, group_src=rank, tag=_TAG)
         if not there:
             return None
         gradient = torch.empty_like(self.parameter, requires_grad=False, memory_format=torch.contiguous_format)
-        dist.recv(gradient, rank, tag=_TAG)
+        dist.recv(gradient, group=self.pipeline, group_src=rank, tag=_TAG)
         return gradient

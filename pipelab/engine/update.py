@@ -9,7 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pipelab.engine.data_parallel import Replicas
+from pipelab.engine.groups import Groups
+from pipelab.engine.loss import checked_count
 from pipelab.engine.options import OptimizerFactory, SchedulerFactory
+from pipelab.engine.tensor_parallel import Slices, local
 from pipelab.engine.tying import Shared
 from pipelab.errors import EngineError
 
@@ -18,13 +22,17 @@ class Update:
     """The parameters of one rank and the optimizer that updates them, the same on every rank at the same time.
 
     A step without an update leaves its gradients, and the next step's are added to them, as `backward()` does in torch.
-    `root` is the rank that computes the loss; of `shared` parameters other ranks have copies.
+    `root` is the rank of the pipeline that computes the loss; of `shared` parameters other ranks of it have copies.
+    `replicas` and `slices` say what the other axes of the mesh have of the parameters.
     """
 
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
         *,
+        groups: Groups,
+        replicas: Replicas,
+        slices: Slices,
         optimizer: OptimizerFactory | None = None,
         scheduler: SchedulerFactory | None = None,
         max_norm: float | None = None,
@@ -33,8 +41,10 @@ class Update:
         shared: Sequence[Shared] = (),
     ) -> None:
         self.parameters = parameters
-        self.optimizer = optimizer(parameters) if optimizer and parameters else None
+        mine = [parameter for parameter in parameters if replicas.updates(parameter)]
+        self.optimizer = optimizer(mine) if optimizer and mine else None
         self.scheduler = scheduler(self.optimizer) if scheduler and self.optimizer else None
+        self._groups, self._replicas, self._slices = groups, replicas, slices
         self._max_norm = max_norm
         self._skip_nan = skip_nan and optimizer is not None
         self.finite = True  # whether all gradients of this rank were numbers in the last update
@@ -48,8 +58,10 @@ class Update:
         """A step begins: used gradients go, and go aside if this step's must be divided or added up without them."""
         if self._used:
             aside: Sequence[nn.Parameter] = ()
+        elif self._counts or self._replicas.count > 1:
+            aside = self.parameters
         else:
-            aside = self.parameters if self._counts else [shared.parameter for shared in self._shared]
+            aside = [shared.parameter for shared in self._shared]
         self._earlier = {p: p.grad for p in aside if p.grad is not None}
         for parameter in self.parameters if self._used else aside:
             parameter.grad = None
@@ -65,6 +77,7 @@ class Update:
         With `skip_nan` nothing is updated where any rank has a gradient that is no number, or infinite.
         `loss` is known to the rank that computes it. Returns the norm where gradients are clipped.
         """
+        self._replicas.add_up()
         for shared in self._shared:
             shared.add_up()
         self._divide(count)
@@ -73,8 +86,9 @@ class Update:
         self._earlier = {}
         skip = update and self._skip_nan and not self._all_finite(loss)
         norm = self._clip(self._max_norm) if update and self._max_norm is not None else None
-        if update and self.optimizer and not skip:
+        if update and not skip:
             self.step()
+            self._replicas.spread()
         self._used = update
         return norm
 
@@ -90,21 +104,36 @@ class Update:
             if count is not None:
                 raise EngineError("loss_fn returned a mean in the first step, and now (sum, count): return one kind")
             return
-        known = torch.tensor([-1.0 if count is None else count], dtype=torch.float64)
-        dist.broadcast(known, self._root)
-        total = known.item()
+        total = self._agreed(count)
         if self._counts is None:
-            self._counts = total >= 0
-        elif total < 0:
+            self._counts = total is not None
+        elif total is None:
             raise EngineError("loss_fn returned (sum, count) in the first step, and now a mean: return one kind")
-        if self._counts:
+        if total is not None:
             for parameter in self.parameters:
                 if parameter.grad is not None:
                     parameter.grad.div_(total)
 
+    def _agreed(self, count: float | None) -> float | None:
+        """What the batches of all replicas count, told by `root` to the whole pipeline; None for a mean."""
+        known = torch.tensor([count or 0.0, count is not None], dtype=torch.float64)
+        if self._groups.at.pp == self._root:
+            if self._replicas.count > 1:
+                dist.all_reduce(known, group=self._groups.replicas)
+            counting = round(known[1].item())
+            if counting not in (0, self._replicas.count):
+                raise EngineError(
+                    f"loss_fn returned (sum, count) on {counting} of {self._replicas.count} replicas, and a mean on "
+                    "the others: return one kind"
+                )
+            if counting:
+                checked_count(known[0].item())
+        dist.broadcast(known, group=self._groups.pipeline, group_src=self._root)
+        return known[0].item() if known[1] else None
+
     def _all_finite(self, loss: float | None) -> bool:
         """Whether the loss and the gradients of all ranks are numbers. Every rank must ask."""
-        largest = [torch.linalg.vector_norm(p.grad, math.inf) for p in self.parameters if p.grad is not None]
+        largest = [torch.linalg.vector_norm(local(p.grad), math.inf) for p in self.parameters if p.grad is not None]
         self.finite = all(value.isfinite() for value in largest)
         everywhere = torch.tensor([self.finite and (loss is None or math.isfinite(loss))], dtype=torch.uint8)
         dist.all_reduce(everywhere, dist.ReduceOp.MIN)
@@ -113,11 +142,11 @@ class Update:
     def _clip(self, max_norm: float) -> float:
         """Scale all gradients so that their norm over all ranks is at most `max_norm`, as torch's `clip_grad_norm_`."""
         elsewhere = {shared.parameter for shared in self._shared if not shared.counts_here}
-        gradients = {parameter: parameter.grad for parameter in self.parameters if parameter.grad is not None}
+        gradients = {parameter: local(parameter.grad) for parameter in self.parameters if parameter.grad is not None}
         norms = [
             torch.linalg.vector_norm(gradient, dtype=torch.float64)
             for parameter, gradient in gradients.items()
-            if parameter not in elsewhere
+            if parameter not in elsewhere and self._replicas.owns(parameter) and self._slices.speaks_for(parameter)
         ]
         square = torch.stack(norms).square().sum() if norms else torch.zeros((), dtype=torch.float64)
         dist.all_reduce(square)
