@@ -130,6 +130,14 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         EngineError,
         "scheduler must be a function.*and needs an optimizer; got a function and no optimizer",
     ),
+    "a scheduler that watches a number": (
+        {
+            "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            "scheduler": lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
+        },
+        EngineError,
+        "step wants a number to watch, as that of ReduceLROnPlateau does.*take one that counts steps",
+    ),
     "a norm of nothing": ({"max_norm": 0.0}, EngineError, r"max_norm must be a positive number, or None.*got 0.0"),
     "a norm that is no number": (
         {"max_norm": float("nan")},

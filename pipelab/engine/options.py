@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import isfinite
@@ -57,6 +59,11 @@ class Options:
                 "lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10), and needs an optimizer; "
                 f"got a {type(self.scheduler).__qualname__} and {'an' if self.optimizer else 'no'} optimizer"
             )
+        if self.optimizer and self.scheduler and _watches(self.optimizer, self.scheduler):
+            raise EngineError(
+                "the scheduler's step wants a number to watch, as that of ReduceLROnPlateau does, but the engine calls "
+                "it after every update, on ranks that do not know the loss: take one that counts steps, as StepLR does"
+            )
         counted = isinstance(self.remat, int) and not isinstance(self.remat, bool) and self.remat >= 1
         if not counted and self.remat not in ("none", "stage", "layer"):
             raise EngineError(
@@ -79,6 +86,18 @@ class Options:
         if self.pace is not None:
             self.pace.per_stage(schedule.num_stages)
             self.pace.bytes_per_stage(schedule.num_stages)
+
+
+def _watches(optimizer: OptimizerFactory, scheduler: SchedulerFactory) -> bool:
+    """Whether the scheduler's step has an argument that must be given. Asks one made for a parameter of its own."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            step = inspect.signature(scheduler(optimizer([nn.Parameter(torch.zeros(1))])).step)
+    except Exception:  # they want the model's parameters, and fail on a rank if they fail there
+        return False
+    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return any(p.default is p.empty for p in step.parameters.values() if p.kind not in open_ended)
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
