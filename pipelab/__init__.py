@@ -42,6 +42,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
     "gantt": ("gantt", "gantt_compare"),
     "plots": ("memory_plot", "bubble_plot", "line_plot", "pareto_plot"),
     "mesh_plot": ("mesh_plot",),
+    "version_plot": ("version_plot",),
     "stacked": ("gantt_memory", "gantt_stack"),
     "widgets": ("explore", "play", "build"),
 }

@@ -34,7 +34,7 @@ LAW = (
     ("engine",),
     ("replay",),
     ("gantt",),
-    ("plots", "mesh_plot"),
+    ("plots", "mesh_plot", "version_plot"),
     ("stacked",),
     ("book", "widgets"),
     ("doctor", "grading"),

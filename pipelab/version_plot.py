@@ -1,0 +1,64 @@
+"""Which version of its weights every action uses, as colours over time: stale weights, made visible."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipelab import palette
+from pipelab.action import Kind
+from pipelab.captions import unit_of
+from pipelab.errors import ScheduleError
+from pipelab.gantt import Axes, at_the_right, frame, legend_below, new_axes, titles
+from pipelab.trace import Span, Trace
+from pipelab.versions import stashed_versions, weight_versions
+
+# light, so that black reads on each; neighbours differ in lightness too
+_COLOURS = ("#e8e8ea", "#8ec1e8", "#f6d58a", "#7fcbb0", "#f3b79a", "#b9a7dc", "#d9e08a")
+
+
+def version_plot(trace: Trace, rule: str = "stashing", ax: Axes | None = None) -> Axes:
+    """Draw `trace` with a colour for each version of a stage's weights, used by `rule` (see `weight_versions`).
+
+    In a bar: what it does for which micro-batch, and below it the version, by number of updates. An update is a black
+    line. Outlined: a backward with other weights than its forward's. At the right: the versions that a rank keeps at
+    once, at the most. Raises ScheduleError where the rule has no answer, or where the trace is of a run by another one.
+    """
+    used = weight_versions(trace.schedule, rule)
+    recorded = {s.action: s.version for s in trace.spans if s.version is not None and s.action.kind is not Kind.U}
+    if recorded and recorded != used:
+        raise ScheduleError(f"the run has used other weights than the rule {rule!r} says: name the rule of the run")
+    if ax is None:
+        (ax,) = new_axes([trace.num_ranks])
+    frame(ax, trace.num_ranks, trace.makespan, unit_of(trace))
+    at_the_right(ax, "kept", [str(count) for count in stashed_versions(trace.schedule, rule)])
+    titles(ax, f"{trace.schedule.name}, weights by the rule {rule!r}", "a colour, a version")
+    handles = {}
+    for span in trace.spans:
+        action = span.action
+        if action.kind is Kind.U:
+            style = {"facecolors": palette.INK, "edgecolors": palette.INK, "linewidth": 1.6, "zorder": 4}
+            handles["U"] = _bar(ax, trace, span, label="U weight update", **style)
+        elif not span.recompute:
+            colour = _COLOURS[used[action] % len(_COLOURS)]
+            _bar(ax, trace, span, facecolors=colour, edgecolors=palette.PAPER, linewidth=0.6)
+            _write(ax, trace, span, used[action])
+            if used[action] != used[action._replace(kind=Kind.F)]:
+                style = {"facecolors": "none", "edgecolors": palette.MARK, "linewidth": 1.6, "zorder": 3}
+                handles["mixed"] = _bar(ax, trace, span, label="other weights than in its forward", **style)
+    legend_below(ax, list(handles.values()))
+    return ax
+
+
+def _bar(ax: Axes, trace: Trace, span: Span, **style: Any) -> Any:
+    return ax.broken_barh([(span.start - trace.start, span.duration)], (span.rank - 0.42, 0.84), **style)
+
+
+def _write(ax: Axes, trace: Trace, span: Span, version: int) -> None:
+    """What the action is, and its version, where the bar has room for them."""
+    room_pt = 72 * ax.get_window_extent().width / ax.figure.dpi * span.duration / trace.makespan
+    name = f"{span.action.kind.value}{span.action.microbatch}"
+    middle = (span.start + span.end) / 2 - trace.start
+    for text, height, size in ((name, -0.2, 6.5), (str(version), 0.17, 8.5)):
+        size = min(size, room_pt / (0.62 * len(text)))
+        if size >= 4:
+            ax.text(middle, span.rank + height, text, ha="center", va="center", fontsize=size, color="#000000")

@@ -1,0 +1,67 @@
+"""The picture of versions: what stands in it is what the rule says."""
+
+from __future__ import annotations
+
+import re
+
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.colors import to_hex
+
+import pipelab as pl
+from pipelab import palette
+
+
+@pytest.fixture(autouse=True)
+def _close_figures():
+    yield
+    plt.close("all")
+
+
+def drawn(rule, schedule):
+    ax = pl.version_plot(pl.simulate(schedule, pl.Costs(F=1, B=2)), rule)
+    ax.figure.canvas.draw()
+    return ax
+
+
+def outlined(ax):
+    return sum(to_hex(bar.get_edgecolor()[0]) == palette.MARK for bar in ax.collections)
+
+
+@pytest.mark.parametrize(("rule", "build"), [("stashing", pl.pipedream), ("two_buffered", pl.pipedream_2bw)])
+def test_version_plot_writes_every_version_below_its_action(rule, build):
+    schedule = build(2, 4)
+    written = [text.get_text() for text in drawn(rule, schedule).texts]
+    names = [word for word in written if re.fullmatch(r"[FB]\d", word)]
+    versions = pl.weight_versions(schedule, rule)
+    assert [written[written.index(f"F{k}") + 1] for k in range(4)] == [
+        str(versions[pl.Action(0, pl.Kind.F, k)]) for k in range(4)
+    ]
+    assert sorted(names) == sorted(f"{action.kind}{action.microbatch}" for action in versions)
+
+
+def test_version_plot_outlines_backwards_with_other_weights():
+    # p = 3: from its second micro-batch on, each backward but those of the last rank meets an update since its forward
+    assert outlined(drawn("latest", pl.pipedream(3, 6))) == 2 * 5
+    assert outlined(drawn("stashing", pl.pipedream(3, 6))) == 0
+
+
+def test_version_plot_gives_one_version_one_colour():
+    ax = drawn("vertical_sync", pl.pipedream(2, 3))
+    fills = [to_hex(bar.get_facecolor()[0]) for bar in ax.collections if len(bar.get_facecolor())]
+    assert len(set(fills) - {palette.INK}) == 2  # versions 0 and 1
+
+
+def test_version_plot_says_how_many_versions_are_kept():
+    written = [text.get_text() for text in drawn("stashing", pl.pipedream(3, 6)).texts]
+    assert written[:4] == ["kept", "3", "2", "1"]
+
+
+def test_version_plot_refuses_a_run_by_another_rule():
+    trace = pl.simulate(pl.pipedream(3, 6))
+    latest = pl.weight_versions(trace.schedule, "latest")
+    spans = tuple(s._replace(version=latest.get(s.action)) for s in trace.spans)
+    run = pl.Trace(trace.schedule, spans, trace.messages, "measured")
+    pl.version_plot(run, "latest")
+    with pytest.raises(pl.ScheduleError, match="other weights than the rule 'stashing' says"):
+        pl.version_plot(run)
