@@ -28,7 +28,7 @@ LAW = (
     ("simulate",),
     ("memory",),
     ("schedules", "versions"),
-    ("partition", "mesh", "lower", "theory", "models", "data", "profiling"),
+    ("partition", "mesh", "lower", "theory", "models", "layers", "data", "profiling"),
     ("planner",),
     ("ranks",),
     ("engine",),
@@ -46,7 +46,7 @@ LINE = {room: line for line, rooms in enumerate(LAW) for room in rooms}
 
 # Where a heavy library may be imported, and where only inside a function.
 HEAVY = {
-    "torch": ({"engine", "replay", "ranks", "models", "data", "profiling"}, {"doctor", "cli"}),
+    "torch": ({"engine", "replay", "ranks", "models", "layers", "data", "profiling"}, {"doctor", "cli"}),
     "matplotlib": ({"gantt"}, set()),
     "ipywidgets": ({"widgets"}, set()),
     "sympy": ({"theory"}, set()),

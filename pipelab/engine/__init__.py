@@ -2,5 +2,6 @@
 
 from pipelab.engine.pipeline import Pipeline
 from pipelab.engine.result import StepResult
+from pipelab.engine.tuning import tune_microbatches
 
-__all__ = ["Pipeline", "StepResult"]
+__all__ = ["Pipeline", "StepResult", "tune_microbatches"]
