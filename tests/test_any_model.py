@@ -205,7 +205,7 @@ def test_any_model_trains_as_in_one_process(ranks_of: RanksOf, run: dict[str, An
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(900)
-@settings(max_examples=1000, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(run=settings_of_a_run())
 def test_any_of_many_models_trains_as_in_one_process(ranks_of: RanksOf, run: dict[str, Any]) -> None:
     check(run, ranks_of)
