@@ -5,7 +5,7 @@
 #   NB=notebooks/03_microbatches.ipynb     one notebook for book and test-book
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test test-all test-code test-book check fix book exercises grading html bench
+.PHONY: help setup lab test test-all test-code test-book check fix book exercises grading html bench gpu
 
 # The environment's programs come first, so that `!python` and `!torchrun` in a cell are ours too.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -81,3 +81,7 @@ html: setup ## the book as web pages with contents and search, in build/html
 
 bench: setup ## print every benchmark's table
 	@for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(PY) "$$benchmark" || exit 1; done
+
+gpu: setup ## the checks and the benchmark that need a GPU; without one they say so
+	@$(PY) -m pytest tests/gpu
+	@$(PY) benchmarks/gpu.py

@@ -93,10 +93,12 @@ def _backend() -> Finding:
     import torch
 
     count = torch.cuda.device_count()
-    if count >= 2:
-        more = f'; Ranks(n, backend="nccl") gives up to {count} ranks a GPU each, for functions of your own'
-        return Finding("backend", f"gloo on the CPU: pipelines do not use GPUs yet{more}")
-    return Finding("backend", f"gloo on the CPU: {'pipelines do not use GPUs yet' if count else 'no GPU'}")
+    if count == 0:
+        return Finding("backend", "gloo on the CPU: no GPU")
+    found = 'gloo on the CPU; Pipeline(..., device="cuda") lets ranks share a GPU, with messages through host memory'
+    if count >= 2 and torch.distributed.is_nccl_available():
+        found = f'{found}; Ranks(n, backend="nccl") gives up to {count} ranks a GPU each, with messages between GPUs'
+    return Finding("backend", found)
 
 
 def _two_ranks() -> Finding:

@@ -68,13 +68,15 @@ class IdleByPhase(NamedTuple):
 class Trace:
     """A schedule with times: simulated, paced or measured.
 
-    `spans` are sorted by rank and start. Ranks wait between their spans: those waits are the bubble.
+    `spans` are sorted by rank and start. Ranks wait between their spans: those waits are the bubble. `note` says what
+    else a reader of the times has to know.
     """
 
     schedule: Schedule
     spans: tuple[Span, ...]
     messages: tuple[Message, ...] = ()
     source: Source = "simulated"
+    note: str = ""
 
     @property
     def num_ranks(self) -> int:
@@ -199,7 +201,9 @@ class Trace:
         import json
 
         with Path(path).open("w") as file:
-            json.dump({"displayTimeUnit": "ms", "traceEvents": self._chrome_events(counters or {})}, file)
+            other = {"otherData": {"note": self.note}} if self.note else {}
+            events = self._chrome_events(counters or {})
+            json.dump({"displayTimeUnit": "ms", "traceEvents": events} | other, file)
 
     def _chrome_events(self, counters: dict[str, Sequence[Sequence[tuple[float, float]]]]) -> list[dict[str, Any]]:
         micro = 1e6

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pipelab.action import Action, Kind
 from pipelab.engine import message
+from pipelab.engine.device import CPU, Device, Mark
 from pipelab.engine.message import HEAD_BYTES, Value
 from pipelab.errors import EngineError
 from pipelab.ranks import now
@@ -35,15 +36,16 @@ class Delivery(NamedTuple):
 
     value: Value
     stamp: float
-    sent: float  # seconds of the ranks' common clock, as is `arrived`
-    arrived: float  # when the receiver had it in hand: a message may have been there earlier
+    sent: float  # seconds of the ranks' common clock
+    arrived: Mark  # when the receiver had it in hand: a message may have been there earlier
     bytes: int
 
 
 class Channel:
     """One rank's end of all its connections."""
 
-    def __init__(self, num_microbatches: int, group: Any = None) -> None:
+    def __init__(self, num_microbatches: int, group: Any = None, *, device: Device = CPU) -> None:
+        self._device = device
         self._group: Any = group or dist.group.WORLD  # in which peers have their numbers
         self._num_microbatches = num_microbatches
         self._capacity: dict[Action, int] = {}
@@ -87,12 +89,12 @@ class Channel:
         if not self._fits(action, head.size):
             block = torch.empty(head.size, dtype=torch.uint8)
             self._group.recv([block], peer, tag + 1).wait()
-        arrived = now()
+        arrived = self._device.mark()
         while self._asked[peer] and self._asked[peer][0] not in self._posted:
             self._asked[peer].popleft()
             self._received[peer] += 1
         self._let_go(peer, self._sent[peer] - head.acknowledged)
-        value = message.unpack(block, head)
+        value: Value = self._device.put(message.unpack(block, head))
         return Delivery(value, head.stamp, head.sent, arrived, message.payload_bytes(value))
 
     def finish(self) -> None:

@@ -37,6 +37,7 @@ class Options:
     batchnorm: str = "microbatch"
     max_norm: float | None = None
     precision: str = "fp32"
+    device: str = "cpu"
     nan: str = "raise"
     weights: str = "stashing"
     data_parallel: str = "replicate"
@@ -74,6 +75,7 @@ class Options:
         _one_of("clock", self.clock, ("anchored", "plain"))
         _one_of("batchnorm", self.batchnorm, ("microbatch", "minibatch"))
         _one_of("precision", self.precision, ("fp32", "bf16"))
+        _one_of("device", self.device, ("cpu", "cuda"))
         _one_of("data_parallel", self.data_parallel, ("replicate", "shard"))
         _one_of("nan", self.nan, ("raise", "ignore"))
         _one_of("weights", self.weights, RULES)

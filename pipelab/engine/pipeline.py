@@ -6,6 +6,7 @@ import itertools
 import os
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -33,6 +34,7 @@ from pipelab.ranks import Ranks
 from pipelab.schedule import Schedule
 from pipelab.versions import update_groups
 
+_THROUGH_HOSTS = "GPUs whose messages go through the hosts' memory, by gloo"
 _keys = itertools.count()
 _gone: weakref.WeakKeyDictionary[Ranks, list[int]] = weakref.WeakKeyDictionary()  # pipelines that ranks may forget
 
@@ -58,6 +60,8 @@ class Pipeline:
       "microbatch", or once a step by the whole "minibatch", as in a run that is not split.
     - `max_norm`: the largest norm that all gradients together may have; longer ones are scaled down.
     - `precision`: "fp32", or "bf16" for torch's autocast in every forward: products, and what is sent, in bfloat16.
+    - `device`: "cpu", or "cuda", which is usual for ranks of backend "nccl": every rank has a GPU, and NCCL carries the
+      messages. With "gloo" and "cuda" ranks may share GPUs, and messages go through the hosts' memory.
     - `scheduler(optimizer)` makes a learning-rate scheduler, which goes on with every update.
     - `nan`: of a loss or gradient that is no finite number "raise" an EngineError and update nothing, or "ignore" it.
     - `weights`: where the schedule updates on the way (U), which version of its weights an action uses: "stashing",
@@ -93,6 +97,7 @@ class Pipeline:
         batchnorm: str = "microbatch",
         max_norm: float | None = None,
         precision: str = "fp32",
+        device: str | None = None,
         nan: str = "raise",
         weights: str = "stashing",
         clock: Clock = "anchored",
@@ -108,6 +113,7 @@ class Pipeline:
             batchnorm=batchnorm,
             max_norm=max_norm,
             precision=precision,
+            device=device or _usual_device(ranks),
             nan=nan,
             weights=weights,
             data_parallel=data_parallel,
@@ -116,6 +122,7 @@ class Pipeline:
         )
         mesh = _check(schedule, ranks, mesh)
         options.fit(schedule)
+        _check_device(options.device, ranks, schedule)
         program = lower(schedule)
         pieces = cut(model, schedule.num_stages, partition)
         ties = find_ties(pieces, schedule.placement)
@@ -130,6 +137,7 @@ class Pipeline:
         self.mesh = mesh
         self.ranks = ranks
         self._pace, self._nan = pace, nan
+        self._note = _THROUGH_HOSTS if options.device == "cuda" and ranks.backend == "gloo" else ""
         self._updates = bool(groups)
         self._sources = {g.actions[i]: g.actions[source] for i, source in enumerate(g.neighbour) if source >= 0}
         self._shapes = {name: value.shape for piece in pieces for name, value in _tensors(piece.layers).items()}
@@ -180,6 +188,8 @@ class Pipeline:
         hands = self._deal(inputs, targets, kwargs)
         reports = self._call("step", [(*each, update) for each in hands])
         result = put_together(self.schedule, self._sources, self._pace, self.mesh, reports)
+        if self._note:
+            result = replace(result, trace=replace(result.trace, note=self._note))
         if self._nan == "raise":
             check_finite(result.loss, reports, self._last(dp=0))
         return result
@@ -341,11 +351,18 @@ def _check(schedule: Schedule, ranks: Ranks, mesh: Mesh | None) -> Mesh:
             f"schedule {schedule.name!r} is for {schedule.num_ranks} ranks, but there are {ranks.num_ranks}: "
             f"take Ranks({schedule.num_ranks}), or a schedule for {ranks.num_ranks}"
         )
-    if ranks.backend != "gloo":
-        raise EngineError(
-            f"the engine runs on the CPU, but the ranks talk by {ranks.backend}: take Ranks(..., backend='gloo')"
-        )
     return mesh or Mesh(pp=schedule.num_ranks)
+
+
+def _usual_device(ranks: Ranks) -> str:
+    return "cuda" if getattr(ranks, "backend", "") == "nccl" else "cpu"
+
+
+def _check_device(device: str, ranks: Ranks, schedule: Schedule) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise EngineError("device='cuda' was asked for, but torch finds no GPU here: leave it out, for the CPU")
+    if device == "cuda" and ranks.num_ranks != schedule.num_ranks:
+        raise EngineError("replicas and split layers run on the CPU: leave device='cuda' out, or the mesh")
 
 
 def _tensors(layers: nn.Module) -> dict[str, Tensor]:

@@ -13,15 +13,16 @@ from torch import Tensor, nn
 
 from pipelab.action import Action, Kind
 from pipelab.engine.batchnorm import MinibatchStatistics
-from pipelab.engine.channel import Channel
 from pipelab.engine.checkpoint import load_optimizer_state, optimizer_state
 from pipelab.engine.collectives import AllReduced, ring_bytes
 from pipelab.engine.data_parallel import Replicas
 from pipelab.engine.deferred import Deferral
+from pipelab.engine.device import Device, device_of
 from pipelab.engine.groups import join
 from pipelab.engine.live_bytes import LiveBytes
 from pipelab.engine.loss import Loss, Part
 from pipelab.engine.message import Value, unwrap
+from pipelab.engine.nccl import open_channel
 from pipelab.engine.options import Options
 from pipelab.engine.pace import Pace
 from pipelab.engine.segment import computing_in
@@ -77,7 +78,8 @@ class Resident:
     def __init__(self, recipe: Recipe) -> None:
         options = recipe.options
         self._recipe, self._options = recipe, options
-        self._modules = nn.ModuleList(layers for _, layers in recipe.layers.values())
+        self.device = device_of(options.device)
+        self._modules = self.device.take_in(nn.ModuleList(layers for _, layers in recipe.layers.values()))
         groups = join(recipe.mesh)
         self._slices = Slices(self._modules, recipe.styles, groups.slices)
         by_name = dict(self._named_parameters())
@@ -114,11 +116,14 @@ class Resident:
                 finish=self._loss if stage == last else None,
                 deferral=deferral,
                 precision=options.precision,
+                device=self.device,
                 microbatches_before=groups.at.dp * recipe.num_microbatches,
             )
             for stage, (first, layers) in recipe.layers.items()
         }
-        self._worker = Worker(stages, recipe.sources, Channel(recipe.num_microbatches, groups.pipeline), self._loss)
+        channel = open_channel(recipe.num_microbatches, groups.pipeline, self.device)
+        self._worker = Worker(stages, recipe.sources, channel, self._loss)
+        self._worker.device = self.device
         check = options.nan == "raise"
         self._stash = Stash(recipe.versions, self._update, check_finite=check) if recipe.groups else None
         self._steps = 0
@@ -145,7 +150,11 @@ class Resident:
             self._stash.begin()
         if self._statistics:
             self._statistics.begin()
-        with _random_state_kept(), _summed(self._slices) as summed, _memory(options.measure_memory) as memory:
+        with (
+            self.device.random_state_kept(),
+            _summed(self._slices) as summed,
+            _memory(options.measure_memory, self.device) as memory,
+        ):
             worker.memory = memory
             worker.run(self._recipe.program)
         if not all(stage.empty for stage in worker.stages.values()):
@@ -222,7 +231,7 @@ class Resident:
         if self._loss is None:
             return None
         self._loss.begin([unwrap(target) for target in targets], shares)
-        with torch.no_grad(), computing_in(self._options.precision):
+        with torch.no_grad(), computing_in(self._options.precision, self.device):
             for microbatch, output in enumerate(outputs):
                 self._loss(unwrap(output), microbatch)
         return self._loss.part
@@ -304,21 +313,12 @@ def leave(keys: Sequence[int]) -> None:
 
 def call(key: int, method: str, *arguments: Any) -> Any:
     """Call a method of this rank's part of pipeline `key`."""
-    return getattr(local_state()[_place(key)], method)(*arguments)
+    part: Resident = local_state()[_place(key)]
+    return part.device.take_back(getattr(part, method)(*part.device.put(arguments)))
 
 
 def _place(key: int) -> tuple[str, int]:
     return "pipelab.engine", key
-
-
-@contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """After it, torch's random numbers go on as if nothing had been drawn inside."""
-    state = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
 
 
 @contextmanager
@@ -331,9 +331,9 @@ def _summed(slices: Slices) -> Iterator[AllReduced | None]:
 
 
 @contextmanager
-def _memory(measured: bool) -> Iterator[LiveBytes | None]:
+def _memory(measured: bool, device: Device) -> Iterator[LiveBytes | None]:
     if measured:
-        with LiveBytes() as memory:
+        with LiveBytes(device=device.where, round_to=device.block_bytes) as memory:
             yield memory
     else:
         yield None

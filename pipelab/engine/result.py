@@ -95,13 +95,14 @@ def _trace(
         for rank, report in enumerate(reports)
         for timing in report.timings
     )
+    made = {timing.action: timing.end for report in reports for timing in report.timings if not timing.recompute}
     messages = tuple(
         Message(
             sources[arrival.reader],
             arrival.reader,
             schedule.placement[sources[arrival.reader].stage],
             rank,
-            arrival.sent - zero,
+            max(arrival.sent, made[sources[arrival.reader]]) - zero,  # a GPU is told to send what it has yet to make
             arrival.arrived - zero,
             arrival.bytes,
         )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from pipelab.engine.deferred import Deferral, Scales, Use, add_up
+from pipelab.engine.device import CPU, Device
 from pipelab.engine.keywords import Keywords
 from pipelab.engine.message import Value, copied, unwrap, wrap
 
@@ -86,12 +87,14 @@ class Segment:
         finish: Callable[[Any, int], Any] | None = None,
         deferral: Deferral | None = None,
         precision: str = "fp32",
+        device: Device = CPU,
         microbatches_before: int = 0,
     ) -> None:
         self.layers = layers
         self.remat = remat
         self.seed = seed
         self.precision = precision
+        self._device = device
         self._before = microbatches_before  # those of other replicas
         self.step = 0
         self.keywords: Sequence[Sequence[Keywords]] = ()  # by micro-batch and layer, where there are any
@@ -164,7 +167,7 @@ class Segment:
 
     def predict(self, microbatch: int, content: Any) -> Any:
         """The layers alone, in the mode they are in, without loss and graph."""
-        with computing_in(self.precision):
+        with computing_in(self.precision, self._device):
             for place, (_, layer) in enumerate(self.layers):
                 content = self._apply(layer, content, microbatch, place)
         return content
@@ -183,10 +186,11 @@ class Segment:
         versions = [tensor._version for tensor in wanting]
         content = unwrap(value)
         deferrable = bool(self._defers)
-        with computing_in(self.precision):
+        with computing_in(self.precision, self._device):
             with self._prepared_for_deferral():
                 for place, (number, layer) in enumerate(self.layers):
                     _seed(self.seed, self.step, number, self._before + microbatch)
+                    self._device.seed()
                     content = self._apply(layer, content, microbatch, place)
             if self._writes is None and wanting:
                 self._writes = versions != [tensor._version for tensor in wanting]
@@ -243,9 +247,9 @@ def _walk(
     return found
 
 
-def computing_in(precision: str) -> AbstractContextManager[Any]:
+def computing_in(precision: str, device: Device) -> AbstractContextManager[Any]:
     """Around a forward: with "bf16" torch's autocast computes products in bfloat16, from weights in float32."""
-    return torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
+    return device.autocast(torch.bfloat16 if precision == "bf16" else None)
 
 
 def _seed(*numbers: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from pipelab.engine.deferred import Deferral
+from pipelab.engine.device import CPU, Device
 from pipelab.engine.keywords import for_layers
 from pipelab.engine.message import Value
 from pipelab.engine.options import Remat
@@ -32,6 +33,7 @@ class Stage:
         finish: Callable[[Any, int], Any] | None = None,
         deferral: Deferral | None = None,
         precision: str = "fp32",
+        device: Device = CPU,
         microbatches_before: int = 0,
     ) -> None:
         self.remat = remat != "none"
@@ -46,6 +48,7 @@ class Stage:
                 finish=finish if start == starts[-1] else None,
                 deferral=deferral,
                 precision=precision,
+                device=device,
                 microbatches_before=microbatches_before,
             )
             for start in starts

@@ -148,7 +148,7 @@ class Update:
             for parameter, gradient in gradients.items()
             if parameter not in elsewhere and self._replicas.owns(parameter) and self._slices.speaks_for(parameter)
         ]
-        square = torch.stack(norms).square().sum() if norms else torch.zeros((), dtype=torch.float64)
+        square = torch.stack(norms).square().sum().cpu() if norms else torch.zeros((), dtype=torch.float64)
         dist.all_reduce(square)
         norm = square.sqrt().item()
         scale = min(1.0, max_norm / (norm + 1e-6)) if math.isfinite(norm) else max_norm / norm

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from pipelab.action import Action, Kind
 from pipelab.engine.channel import Channel
+from pipelab.engine.device import CPU, Device, Mark
 from pipelab.engine.live_bytes import LiveBytes
 from pipelab.engine.loss import Loss
 from pipelab.engine.message import Value, copied, unwrap, wrap
@@ -14,15 +15,15 @@ from pipelab.engine.pace import Pace
 from pipelab.engine.stage import Stage
 from pipelab.engine.stashing import Stash
 from pipelab.lower import Instruction, Receive, Send
-from pipelab.ranks import doing, now
+from pipelab.ranks import doing
 
 
 class Timing(NamedTuple):
-    """When an action ran, in seconds of the ranks' common clock."""
+    """When an action ran: marks of its device, and after the step seconds of the ranks' common clock."""
 
     action: Action
-    start: float
-    end: float
+    start: Mark
+    end: Mark
     recompute: bool = False
     late: float = 0.0  # behind the deadline of an emulated accelerator
     version: int | None = None  # of the weights that it used, or that an update made, where they are updated on the way
@@ -33,7 +34,7 @@ class Arrival(NamedTuple):
 
     reader: Action
     sent: float
-    arrived: float
+    arrived: Mark
     bytes: int
 
 
@@ -53,6 +54,7 @@ class Worker:
         self.inputs: Sequence[Value] = ()
         self.training = True
         self.pace: Pace | None = None
+        self.device: Device = CPU
         self.weights: Stash | None = None  # where they are updated on the way
         self.memory: LiveBytes | None = None
         self.timings: list[Timing] = []
@@ -64,6 +66,7 @@ class Worker:
         """Do all of `program`; what is left is what it made and nobody read: the outputs of the last stage."""
         self.timings, self.held, self.arrivals = [], [], []
         made: dict[Action, Value] = {}
+        self.device.begin(paced=self.pace is not None)
         for instruction in program:
             action = instruction.action
             if isinstance(instruction, Receive):
@@ -82,6 +85,7 @@ class Worker:
                 self._do(action, made)
         self._weigh(made)
         self.channel.finish()
+        self._read_the_clock()
         return made
 
     def _do(self, action: Action, made: dict[Action, Value]) -> None:
@@ -127,14 +131,22 @@ class Worker:
         """Do it and note the time; on an emulated accelerator it ends no earlier than its deadline."""
         if self.pace:
             self.pace.begin()
-        start = now()
+        start = self.device.mark()
         result = self._compute(action, value, recompute)
+        if self.pace:
+            self.device.wait()
         deadline = self.pace.end(action) if self.pace else None
-        end = now()
+        end = self.device.mark()
         late = 0.0 if deadline is None else end - deadline
         version = self.weights.loaded if self.weights else None
         self.timings.append(Timing(action, start, end, recompute, late, version))
         return result
+
+    def _read_the_clock(self) -> None:
+        """Make times of the marks."""
+        seconds = self.device.seconds
+        self.timings = [one._replace(start=seconds(one.start), end=seconds(one.end)) for one in self.timings]
+        self.arrivals = [one._replace(arrived=seconds(one.arrived)) for one in self.arrivals]
 
     def _compute(self, action: Action, value: Value | None, recompute: bool) -> Value | None:
         if action.kind is Kind.U:

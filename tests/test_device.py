@@ -1,0 +1,169 @@
+"""What differs on a GPU, as far as a machine without one can show it: on a stand-in, and in the order of messages.
+
+The stand-in keeps tensors as copies and marks as objects, as a GPU does, so whatever bypasses the device shows. On a
+real GPU run the checks in tests/gpu.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import pipelab as pl
+from pipelab.action import Action
+from pipelab.engine.device import CPU, Device, _moved
+from pipelab.engine.message import Value, unwrap, wrap
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.timeout(60)
+
+
+class Elsewhere(Device):
+    """Tensors that it was given are marked as its own; a moment is known only afterwards."""
+
+    class Moment:
+        def __init__(self, seconds: float) -> None:
+            self.hidden = seconds
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def take_in(self, layers: nn.ModuleList) -> nn.ModuleList:
+        for layer in layers.modules():
+            layer.register_forward_pre_hook(_on_its_device)
+        return layers
+
+    def put(self, content: Any) -> Any:
+        return _moved(content, _Own.of)
+
+    def take_back(self, content: Any) -> Any:
+        return _moved(content, lambda tensor: tensor.as_subclass(torch.Tensor))
+
+    def begin(self, *, paced: bool = False) -> None:
+        self.begun += 1
+
+    def mark(self) -> Any:
+        return self.Moment(super().mark())
+
+    def seconds(self, mark: Any) -> float:
+        assert self.begun
+        return float(mark.hidden)
+
+
+class _Own(torch.Tensor):
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone().as_subclass(cls)
+
+
+def _on_its_device(layer: nn.Module, args: tuple[Any, ...]) -> None:
+    if type(args[0]) is not _Own:
+        raise RuntimeError(f"a {type(args[0]).__name__} reached a layer, which is on another device")
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[pl.Ranks]:
+    """Two ranks that compute on the stand-in."""
+
+    def settle() -> None:
+        from pipelab.engine import resident
+
+        resident.device_of = lambda kind: Elsewhere()  # type: ignore[assignment]
+
+    with pl.Ranks(2, timeout=30) as ranks:
+        ranks.run(settle)
+        yield ranks
+
+
+def test_device_all_that_layers_see_was_put_there(elsewhere: pl.Ranks, ranks_of: Callable[[int], pl.Ranks]) -> None:
+    inputs, targets = torch.randn(12, 6), torch.randint(3, (12,))
+
+    def train(ranks: pl.Ranks) -> Any:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 3))
+        pipe = pl.Pipeline(
+            model,
+            pl.one_f_one_b(2, 4),
+            loss_fn=nn.functional.cross_entropy,
+            optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+            ranks=ranks,
+        )
+        result = [pipe.step(inputs, targets) for _ in range(3)][-1]
+        return result, pipe.state_dict(), pipe.predict(inputs), pipe.evaluate(inputs, targets)
+
+    there, state, output, loss = train(elsewhere)
+    here, expected, expected_output, expected_loss = train(ranks_of(2))
+    assert there.loss == here.loss
+    assert all(type(value) is torch.Tensor and torch.equal(value, expected[name]) for name, value in state.items())
+    assert torch.equal(output, expected_output)
+    assert loss == expected_loss
+    starts = [span.start for span in there.trace.spans if span.rank == 0]
+    assert starts == sorted(starts)
+    assert all(message.sent <= message.arrived for message in there.trace.messages)
+
+
+def test_device_moves_what_lies_in_nested_values() -> None:
+    value = Value(b"structure", [torch.zeros(2)], (True,))
+    moved = _moved({"a": (value, [torch.ones(1), "text", None])}, lambda tensor: tensor + 1)
+    assert type(moved["a"][0]) is Value
+    assert moved["a"][0].wants_gradient == (True,)
+    assert moved["a"][0].tensors[0].tolist() == [1, 1]
+    assert moved["a"][1][0].tolist() == [2]
+    assert moved["a"][1][1:] == ["text", None]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_device_refuses_a_gpu_that_is_not_there(ranks_of: Callable[[int], pl.Ranks]) -> None:
+    with pytest.raises(pl.EngineError, match="device='cuda' was asked for, but torch finds no GPU here"):
+        pl.Pipeline(
+            nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)),
+            pl.gpipe(2, 2),
+            loss_fn=nn.functional.mse_loss,
+            ranks=ranks_of(2),
+            device="cuda",
+        )
+
+
+def exchange(order: list[int]) -> list[Any]:
+    """Three messages from rank 0 to rank 1, one back between them; rank 1 takes them in `order`."""
+    from pipelab.engine.nccl import NcclChannel
+
+    channel = NcclChannel(8, CPU, backend="gloo")
+    forward = [Action.from_text(f"0F{number}") for number in range(3)]
+    back = Action.from_text("1B0")
+    contents = [torch.full((100_000,), 1.0), {"mask": torch.tensor([True]), "n": 3}, (torch.empty(0, 4), None)]
+    found: list[Any] = []
+    for _ in range(2):
+        if dist.get_rank() == 0:
+            channel.post(back, 1)
+            for action, content in zip(forward, contents, strict=True):
+                channel.send(action, wrap(content), 1)
+            found = [unwrap(channel.take(back).value), channel.take_sent_bytes()]
+        else:
+            for action in forward:
+                channel.post(action, 0)
+            channel.send(back, wrap(torch.ones(3, requires_grad=True)), 0)
+            deliveries = {number: channel.take(forward[number]) for number in order}
+            found = [unwrap(deliveries[number].value) for number in range(3)] + [deliveries[0].bytes]
+        channel.finish()
+    return found
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [1, 2, 0]])
+def test_nccl_messages_come_in_the_order_of_sending_and_are_taken_in_any(
+    order: list[int], ranks_of: Callable[[int], pl.Ranks]
+) -> None:
+    (answer, sent), (large, small, empty, size) = ranks_of(2).run(exchange, order)
+    assert answer.tolist() == [1, 1, 1]
+    assert sent == 400_001
+    assert torch.equal(large, torch.full((100_000,), 1.0))
+    assert (small["mask"].tolist(), small["n"]) == ([True], 3)
+    assert (empty[0].shape, empty[1]) == ((0, 4), None)
+    assert size == 400_000
