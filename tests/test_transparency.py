@@ -128,6 +128,21 @@ def test_pipeline_equals_whole_batches(name: str, ranks_of: Callable[[int], pl.R
         assert largest_difference(pipe.state_dict(), reference.state_dict()) < 1e-6
 
 
+@pytest.mark.parametrize("p", [2, 4])
+@pytest.mark.parametrize("name", RUNS)
+def test_pipeline_sends_what_no_buffer_was_ready_for(name: str, p: int, ranks_of: Callable[[int], pl.Ranks]) -> None:
+    """Messages of 16, 8 and 33 kB: a first one over 4 kB, and one larger than the last, goes in two pieces."""
+    model = pl.models.mlp((10, *[64] * 8, 5))
+    reference = copy.deepcopy(model)
+    with pl.Pipeline(model, pl.SCHEDULES[name](p, 8), loss_fn=F.cross_entropy, ranks=ranks_of(p)) as pipe:
+        for inputs, targets in batches(512, 256, 1040):
+            pipe.step(inputs, targets)
+            reference.zero_grad()
+            F.cross_entropy(reference(inputs), targets).backward()
+            gradients = {name: parameter.grad for name, parameter in reference.named_parameters()}
+            assert largest_difference(pipe.gradients(), gradients) < 1e-5
+
+
 EVERYTHING: dict[str, Sequence[Any]] = {
     "name": RUNS,
     "size": [(1, 2), (2, 4), (3, 6)],
