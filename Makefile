@@ -5,7 +5,7 @@
 #   NB=notebooks/03_microbatches.ipynb     one notebook for book and test-book
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test test-all test-code test-book check fix book exercises grading html bench gpu
+.PHONY: help setup lab test test-all test-code test-book check fix book exercises grading models html bench gpu
 
 # The environment's programs come first, so that `!python` and `!torchrun` in a cell are ours too.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -73,6 +73,9 @@ exercises: setup ## make the students' notebooks from their masters in solutions
 
 grading: setup ## add nbgrader to .venv; its tests then run instead of being skipped
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[grade]'
+
+models: setup ## add transformers to .venv (28 MB); its tests then run instead of being skipped
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[models]'
 
 html: setup ## the book as web pages with contents and search, in build/html
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[html]'
