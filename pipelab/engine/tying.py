@@ -80,13 +80,13 @@ class Shared(NamedTuple):
         dist.send(torch.tensor([gradient is not None]), group=self.pipeline, group_dst=rank, tag=_TAG)
         if gradient is not None:
             dense = gradient.to_dense() if gradient.is_sparse else gradient
-            dist.send(dense.contiguous(), group=self.pipeline, group_dst=rank, tag=_TAG)
+            dist.send(dense.contiguous().cpu(), group=self.pipeline, group_dst=rank, tag=_TAG)
 
     def _receive(self, rank: int) -> Tensor | None:
         there = torch.empty(1, dtype=torch.bool)
         dist.recv(there, group=self.pipeline, group_src=rank, tag=_TAG)
         if not there:
             return None
-        gradient = torch.empty_like(self.parameter, requires_grad=False, memory_format=torch.contiguous_format)
+        gradient = torch.empty(self.parameter.shape, dtype=self.parameter.dtype)
         dist.recv(gradient, group=self.pipeline, group_src=rank, tag=_TAG)
-        return gradient
+        return gradient.to(self.parameter.device)
