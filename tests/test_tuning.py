@@ -112,5 +112,7 @@ def test_tuning_says_what_does_not_fit(ranks_of: Callable[[int], Any]) -> None:
         tune_microbatches(lambda m: 3, *batch_of(4))
     with pytest.raises(SizeError, match=r"build\(1\) made a pipeline with 2 micro-batches"):
         tune_microbatches(lambda m: build(2), *batch_of(4))
+    with build(2) as pipe, pytest.raises(EngineError, match="a Pipeline has one schedule, so it cannot try others"):
+        tune_microbatches(pipe, *batch_of(4))
     with pytest.raises(EngineError, match="measure_memory=True"):
         tune_microbatches(build, *batch_of(4), candidates=(2,), memory_limit=10)

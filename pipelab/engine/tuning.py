@@ -93,6 +93,11 @@ def tune_microbatches(
     larger ones, so what does not fit is noted and the next number is tried.
     Raises SizeError for candidates that the batch cannot fill, EngineError where `build` makes something else.
     """
+    if isinstance(build, Pipeline):
+        raise EngineError(
+            "a Pipeline has one schedule, so it cannot try others: give a function that makes one for m micro-batches, "
+            "as in lambda m: Pipeline(model, one_f_one_b(4, m), ranks=ranks, ...); the pipeline itself may stay open"
+        )
     repeat = positive_integer("repeat", repeat)
     samples = batch.rows(wrap(inputs), "inputs")
     numbers = _numbers(candidates, samples)
