@@ -191,6 +191,24 @@ def test_mesh_sums_and_counts_make_the_mean_over_all_that_counts(ranks_of: Ranks
         assert largest_difference(pipe.gradients(), {name: 2 * grad for name, grad in once.items()}) < EQUAL
 
 
+@pytest.mark.parametrize("data_parallel", ["replicate", "shard"])
+def test_mesh_adds_to_gradients_that_wait(data_parallel: str, ranks_of: RanksOf) -> None:
+    """Three batches, one update: what the replicas have added up already is not added up again."""
+    plain = model()
+    with pl.Pipeline(
+        model(),
+        pl.zb_h1(2, 4),
+        mesh=pl.Mesh(dp=2, pp=2),
+        data_parallel=data_parallel,
+        loss_fn=next_token_loss,
+        ranks=ranks_of(4),
+    ) as pipe:
+        for inputs, targets in batches(16, 17, 19):
+            next_token_loss(plain(inputs), targets).backward()
+            pipe.step(inputs, targets, update=False)
+            assert largest_difference(pipe.gradients(), gradients(plain)) < EQUAL
+
+
 @pytest.mark.parametrize("samples", [1, 3, 17])
 def test_mesh_predicts_and_evaluates_any_number_of_samples(samples: int, ranks_of: RanksOf) -> None:
     plain = model()

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from pipelab.action import Kind
-from pipelab.engine.options import Options
-from pipelab.engine.tying import Tie
-from pipelab.errors import EngineError
 from pipelab.mesh import Mesh
 from pipelab.ranks import local_state
-from pipelab.schedule import Schedule
 
 
 class Groups:
@@ -43,22 +37,3 @@ def join(mesh: Mesh) -> Groups:
         known[mesh] = Groups(mesh)
     groups: Groups = known[mesh]
     return groups
-
-
-def check_mesh(
-    mesh: Mesh, options: Options, schedule: Schedule, ties: Sequence[Tie], split: Mapping[str, object]
-) -> None:
-    """Raise EngineError, with all reasons, for what a mesh cannot do; `split` are the names of split layers."""
-    reasons = []
-    several = mesh.num_ranks > mesh.pp
-    if several and any(action.kind is Kind.U for order in schedule.ranks for action in order):
-        reasons.append(
-            f"schedule {schedule.name!r} updates weights on the way (U), where replicas and slices do not meet"
-        )
-    if mesh.dp > 1 and options.batchnorm == "minibatch":
-        reasons.append("batchnorm='minibatch' knows the samples of one replica only: take batchnorm='microbatch'")
-    for tie in ties:
-        if any(name.rpartition(".")[0] in split for name in tie.names):
-            reasons.append(f"{' and '.join(tie.names)} are one parameter, which tensor_parallel cannot split")
-    if reasons:
-        raise EngineError("\n  ".join([f"this cannot run on the mesh {mesh}:", *reasons]))

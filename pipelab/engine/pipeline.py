@@ -19,7 +19,7 @@ from pipelab.engine import batch, checkpoint, keywords, resident
 from pipelab.engine.batchnorm import check_layers
 from pipelab.engine.cut import cut
 from pipelab.engine.deal import deal
-from pipelab.engine.groups import check_mesh
+from pipelab.engine.fit import check_device, check_mesh, check_ranks, usual_device
 from pipelab.engine.loss import whole
 from pipelab.engine.options import Clock, LossFunction, OptimizerFactory, Options, Remat, SchedulerFactory
 from pipelab.engine.resident import Recipe
@@ -27,7 +27,7 @@ from pipelab.engine.result import StepResult, check_finite, put_together
 from pipelab.engine.stashing import plan
 from pipelab.engine.tensor_parallel import SplitPlan, resolve
 from pipelab.engine.tying import find_ties
-from pipelab.errors import CheckpointError, EngineError, RankError, SizeError
+from pipelab.errors import CheckpointError, EngineError, RankError
 from pipelab.lower import lower
 from pipelab.mesh import Mesh
 from pipelab.ranks import Ranks
@@ -59,7 +59,8 @@ class Pipeline:
     - `batchnorm`: every micro-batch is normalised by its own statistics; the running ones are updated by each
       "microbatch", or once a step by the whole "minibatch", as in a run that is not split.
     - `max_norm`: the largest norm that all gradients together may have; longer ones are scaled down.
-    - `precision`: "fp32", or "bf16" for torch's autocast in every forward: products, and what is sent, in bfloat16.
+    - `precision`: "fp32", or "bf16" for torch's autocast in every forward: products, and what is sent, in bfloat16;
+      on GPUs also "fp16", where a step whose gradients overflow is `skipped` and the next one has half the loss scale.
     - `device`: "cpu", or "cuda", which is usual for ranks of backend "nccl": every rank has a GPU, and NCCL carries the
       messages. With "gloo" and "cuda" ranks may share GPUs, and messages go through the hosts' memory.
     - `scheduler(optimizer)` makes a learning-rate scheduler, which goes on with every update.
@@ -113,16 +114,16 @@ class Pipeline:
             batchnorm=batchnorm,
             max_norm=max_norm,
             precision=precision,
-            device=device or _usual_device(ranks),
+            device=device or usual_device(ranks),
             nan=nan,
             weights=weights,
             data_parallel=data_parallel,
             measure_memory=measure_memory,
             seed=torch.initial_seed() & (2**63 - 1),
         )
-        mesh = _check(schedule, ranks, mesh)
+        mesh = check_ranks(schedule, ranks, mesh)
         options.fit(schedule)
-        _check_device(options.device, ranks, schedule)
+        check_device(options.device, ranks, schedule)
         program = lower(schedule)
         pieces = cut(model, schedule.num_stages, partition)
         ties = find_ties(pieces, schedule.placement)
@@ -326,43 +327,6 @@ class Pipeline:
                 "to go on from earlier values, take Pipeline.load(path, model, schedule, ...) with the path of a "
                 "checkpoint, or give the new one a state_dict() of before by load_state_dict()"
             )
-
-
-def _check(schedule: Schedule, ranks: Ranks, mesh: Mesh | None) -> Mesh:
-    """The mesh, by default that of the schedule alone."""
-    if not isinstance(schedule, Schedule):
-        raise EngineError(f"schedule must be a Schedule, as gpipe(4, 8) makes one, got {schedule!r}")
-    if not isinstance(ranks, Ranks):
-        raise EngineError(f"ranks must be Ranks, as in Ranks({schedule.num_ranks}), got {ranks!r}")
-    if mesh is not None and not isinstance(mesh, Mesh):
-        raise EngineError(f"mesh must be a Mesh, as in Mesh(dp=2, pp={schedule.num_ranks}, tp=2), got {mesh!r}")
-    if mesh is not None and mesh.pp != schedule.num_ranks:
-        raise SizeError(
-            f"schedule {schedule.name!r} is for {schedule.num_ranks} ranks, but each pipeline of the mesh {mesh} has "
-            f"{mesh.pp}: take pp={schedule.num_ranks}, or a schedule for {mesh.pp}"
-        )
-    if mesh is not None and ranks.num_ranks != mesh.num_ranks:
-        raise SizeError(
-            f"the mesh {mesh} has {mesh.num_ranks} ranks, but there are {ranks.num_ranks}: take "
-            f"Ranks({mesh.num_ranks}), or another mesh"
-        )
-    if mesh is None and ranks.num_ranks != schedule.num_ranks:
-        raise SizeError(
-            f"schedule {schedule.name!r} is for {schedule.num_ranks} ranks, but there are {ranks.num_ranks}: "
-            f"take Ranks({schedule.num_ranks}), or a schedule for {ranks.num_ranks}"
-        )
-    return mesh or Mesh(pp=schedule.num_ranks)
-
-
-def _usual_device(ranks: Ranks) -> str:
-    return "cuda" if getattr(ranks, "backend", "") == "nccl" else "cpu"
-
-
-def _check_device(device: str, ranks: Ranks, schedule: Schedule) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise EngineError("device='cuda' was asked for, but torch finds no GPU here: leave it out, for the CPU")
-    if device == "cuda" and ranks.num_ranks != schedule.num_ranks:
-        raise EngineError("replicas and split layers run on the CPU: leave device='cuda' out, or the mesh")
 
 
 def _tensors(layers: nn.Module) -> dict[str, Tensor]:
