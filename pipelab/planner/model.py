@@ -104,10 +104,12 @@ class Transformer:
 
     @property
     def weights(self) -> tuple[float, ...]:
+        """Operations of each layer's forward for one sample: embedding, blocks, scores."""
         s, h = self.sequence, self.hidden
         return (0, *[24 * s * h * h + 4 * s * s * h] * self.layers, 2 * s * h * self.vocabulary)
 
     def cannot_split(self, tp: int) -> str:
+        """A reason where a head would be cut, else ""."""
         if self.heads % tp:
             return f"tp {tp} does not divide the {self.heads} heads, and a head is not cut"
         return ""
@@ -120,6 +122,7 @@ class Transformer:
         return s * h * whole * self.bytes_per_value / 2
 
     def row(self, tp: int, hardware: Hardware) -> tuple[Layer, ...]:
+        """Embedding, blocks, scores on one of `tp` GPUs, with the all-reduces of tensor parallelism in their times."""
         s, h = self.sequence, self.hidden
         rate = hardware.flops_per_s * hardware.efficiency * tp
         stream = float(s * h * self.bytes_per_value)
@@ -171,6 +174,7 @@ class Measured:
 
     @property
     def weights(self) -> tuple[float, ...]:
+        """Measured seconds of each layer."""
         return tuple(layer.seconds for layer in self.profile)
 
     @property
@@ -180,12 +184,15 @@ class Measured:
 
     @property
     def forward_flops(self) -> float:
+        """Counted operations of one sample's forward."""
         return sum(layer.forward_flops for layer in self.profile) / self.samples
 
     def cannot_split(self, tp: int) -> str:
+        """A reason for every `tp` but 1."""
         return "" if tp == 1 else f"tp {tp} would split layers that were measured whole; take tp 1, or a Transformer"
 
     def row(self, tp: int, hardware: Hardware) -> tuple[Layer, ...]:
+        """The layers as they were measured, whatever the hardware."""
         outputs = [layer.output_bytes for layer in self.profile]
         return tuple(self._layers([0, *outputs[:-1]]))
 
