@@ -23,8 +23,8 @@ class Span(NamedTuple):
     """One action on one rank, from `start` to `end` (seconds, or the unit of the costs).
 
     `recompute` marks the second run of a forward under rematerialization. `version` is the weights' version that the
-    action used, where that matters. `late` is how far a paced run's action ended behind its virtual deadline, in
-    seconds.
+    action used, where that matters; of an update, the one that it makes. `late` is how far a paced run's action ended
+    behind its virtual deadline, in seconds.
     """
 
     rank: int

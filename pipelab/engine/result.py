@@ -20,9 +20,10 @@ from pipelab.trace import Message, Span, Trace
 class StepResult:
     """What a step did.
 
-    `loss` is that of the whole batch before the update. `trace` tells when every action ran, in seconds from the first
-    one's start; its source is "measured", or "paced" on emulated accelerators. `sent_bytes` is the size of the tensors
-    that each rank sent. `gradient_norm` is the norm over all ranks before clipping, where gradients are clipped.
+    `loss` is that of the whole batch before the update, or where updates are made on the way, of every micro-batch with
+    the weights that it met. `trace` tells when every action ran, in seconds from the first one's start; its source is
+    "measured", or "paced" on emulated accelerators. `sent_bytes` is the size of the tensors that each rank sent.
+    `gradient_norm` is the norm over all ranks before clipping, where gradients are clipped.
     Where the pipeline measures memory, `peak_bytes` is the most that each rank had above its parameters and optimizer,
     and `held_bytes[r]` what rank r's stages held for later actions after each of its spans, `trace.by_rank[r]`: without
     messages and gradients of weights. Otherwise both are None.

@@ -13,7 +13,7 @@ from pipelab.action import Kind
 from pipelab.costs import Costs, Link
 from pipelab.engine.pipeline import Pipeline
 from pipelab.engine.result import StepResult
-from pipelab.errors import SizeError
+from pipelab.errors import EngineError, SizeError
 from pipelab.ranks import Ranks
 from pipelab.schedule import Schedule
 from pipelab.simulate import simulate
@@ -62,6 +62,11 @@ def trial(
     if schedule.num_ranks > MOST_RANKS:
         raise SizeError(
             f"a trial starts a process a rank, {MOST_RANKS} at most; this schedule has {schedule.num_ranks} ranks"
+        )
+    if any(action.kind is Kind.U for order in schedule.ranks for action in order):
+        raise EngineError(
+            f"schedule {schedule.name!r} has weight updates among its actions (kind U), so its gradients are not those "
+            "of plain training, which a trial compares: train it with Pipeline(...), and compare with pipelab.replay"
         )
     pace = _in_seconds(schedule, Costs() if costs is None else costs, remat) if paced else None
     layers = schedule.num_stages * layers_per_stage
