@@ -8,6 +8,9 @@
 split and is never sent (Megatron-LM, Shoeybi et al. 2019, section 3). The names are theirs and torch's: they think of W
 transposed. Where one matrix holds several side by side, as a GPT's query, key and value, ("colwise", 3) splits each of
 them [1].
+
+A backward in halves walks the graph for I and again for W, so then the all-reduces of the backward come twice, where
+there is an input gradient to wait for.
 """
 
 from __future__ import annotations
