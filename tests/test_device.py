@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -18,8 +19,10 @@ from torch import nn
 
 import pipelab as pl
 from pipelab.action import Action
+from pipelab.engine import options
 from pipelab.engine.device import CPU, Device, _moved
 from pipelab.engine.message import Value, unwrap, wrap
+from pipelab.engine.scaling import LossScale
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.timeout(60)
@@ -167,3 +170,66 @@ def test_nccl_messages_come_in_the_order_of_sending_and_are_taken_in_any(
     assert (small["mask"].tolist(), small["n"]) == ([True], 3)
     assert (empty[0].shape, empty[1]) == ((0, 4), None)
     assert size == 400_000
+
+
+# --- float16 ----------------------------------------------------------------------------------------------------------
+
+
+def test_scale_is_halved_by_an_overflow_and_doubled_after_good_steps() -> None:
+    scale = LossScale(first=1024.0, grows_after=3)
+    seen = []
+    for finite in (True, True, False, True, True, True, True):
+        scale.judge(finite)
+        seen.append(scale.value)
+    assert seen == [1024, 1024, 512, 512, 512, 1024, 1024]
+
+
+def test_fp16_is_refused_on_the_cpu(ranks_of: Callable[[int], pl.Ranks]) -> None:
+    with pytest.raises(pl.EngineError, match="precision='fp16' is for GPUs"):
+        fp16_pipeline(ranks_of(2))
+
+
+def test_fp16_skips_what_overflows_on_all_ranks_and_then_trains(
+    ranks_of: Callable[[int], pl.Ranks], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The CPU does float16 too, only slowly: so the scale can be tried without a GPU."""
+    monkeypatch.setattr(options, "FP16_DEVICES", ("cpu", "cuda"))
+    pipe = fp16_pipeline(ranks_of(2))
+    inputs, targets = torch.randn(8, 6), torch.full((8, 3), 1000.0)
+    before = pipe.state_dict()
+    result = pipe.step(inputs, targets)
+    assert result.skipped
+    assert all(torch.equal(value, before[name]) for name, value in pipe.state_dict().items())
+    steps = 1
+    while (result := pipe.step(inputs, targets)).skipped:
+        steps += 1
+        assert steps < 20
+    pipe.save(tmp_path / "checkpoint.pt")
+    assert [part["scale"] for part in pipe._call("training_state", [(), ()])] == [(2.0 ** (16 - steps), 1)] * 2
+    # The gradient of the last layer's bias is known: that of the mean of (output - target) squared.
+    plain = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    plain.load_state_dict(before)
+    nn.functional.mse_loss(plain(inputs), targets).backward()
+    for name, gradient in pipe.gradients().items():
+        torch.testing.assert_close(gradient, plain.get_parameter(name).grad, rtol=0.01, atol=0.5)
+    again = pl.Pipeline.load(
+        tmp_path / "checkpoint.pt",
+        nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)),
+        pl.gpipe(2, 2),
+        loss_fn=nn.functional.mse_loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
+        ranks=ranks_of(2),
+        precision="fp16",
+    )
+    assert not again.step(inputs, targets).skipped
+
+
+def fp16_pipeline(ranks: pl.Ranks) -> pl.Pipeline:
+    return pl.Pipeline(
+        nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)),
+        pl.gpipe(2, 2),
+        loss_fn=nn.functional.mse_loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
+        ranks=ranks,
+        precision="fp16",
+    )

@@ -123,7 +123,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         EngineError,
         "batchnorm must be 'microbatch' or 'minibatch', got 'batch'",
     ),
-    "an unknown precision": ({"precision": "int8"}, EngineError, "must be 'fp32' or 'bf16', got 'int8'"),
+    "an unknown precision": ({"precision": "int8"}, EngineError, "must be 'fp32' or 'bf16' or 'fp16', got 'int8'"),
     "an unknown policy": ({"nan": "skip"}, EngineError, "nan must be 'raise' or 'ignore', got 'skip'"),
     "a scheduler without an optimizer": (
         {"scheduler": lambda optimizer: None},

@@ -118,6 +118,7 @@ def merge(parts: Sequence[State], ties: Iterable[Sequence[str]]) -> State:
         "seed": parts[0]["seed"],
         "steps": parts[0]["steps"],
         "scheduler": scheduler,
+        "scale": parts[0]["scale"],
         "optimizer": optimizer,
     }
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipelab.engine.scaling import LossScale
 from pipelab.errors import EngineError
 
 Part = tuple[float, float | None]  # of a whole batch's loss: its share, or a sum and what that counts
@@ -23,6 +24,7 @@ class Loss:
 
     def __init__(self, loss_fn: Callable[[Any, Any], Any]) -> None:
         self.loss_fn = loss_fn
+        self.scale: LossScale | None = None  # by which gradients are multiplied, in float16
         self._targets: Sequence[Any] = ()
         self._shares: Sequence[float] = ()
         self._of_update: Sequence[float] | None = None
@@ -58,7 +60,8 @@ class Loss:
         """What the backward of a micro-batch starts from: its share, or 1 where counts divide later."""
         loss, count = self._parts[microbatch]
         shares = self._shares if self._of_update is None else self._of_update
-        return torch.full_like(loss, shares[microbatch] if count is None else 1.0)
+        share = shares[microbatch] if count is None else 1.0
+        return torch.full_like(loss, share if self.scale is None else share * self.scale.value)
 
     @property
     def count(self) -> float | None:

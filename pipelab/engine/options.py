@@ -12,12 +12,14 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from pipelab.action import Kind
 from pipelab.costs import Costs
 from pipelab.errors import EngineError
 from pipelab.schedule import Schedule
 from pipelab.versions import RULES
 
 Clock = Literal["anchored", "plain"]
+FP16_DEVICES = ("cuda",)
 Remat = str | int  # "none", "stage", "layer", or a number of layers
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
@@ -74,8 +76,12 @@ class Options:
             raise EngineError(f"pace must be Costs in seconds, as in Costs(F=0.01, B=0.02), got {self.pace!r}")
         _one_of("clock", self.clock, ("anchored", "plain"))
         _one_of("batchnorm", self.batchnorm, ("microbatch", "minibatch"))
-        _one_of("precision", self.precision, ("fp32", "bf16"))
+        _one_of("precision", self.precision, ("fp32", "bf16", "fp16"))
         _one_of("device", self.device, ("cpu", "cuda"))
+        if self.precision == "fp16" and self.device not in FP16_DEVICES:
+            raise EngineError(
+                "precision='fp16' is for GPUs (device='cuda'); on the CPU take 'bf16', which needs no scale"
+            )
         _one_of("data_parallel", self.data_parallel, ("replicate", "shard"))
         _one_of("nan", self.nan, ("raise", "ignore"))
         _one_of("weights", self.weights, RULES)
@@ -84,7 +90,12 @@ class Options:
             raise EngineError(f"max_norm must be a positive number, or None for no limit, got {norm!r}")
 
     def fit(self, schedule: Schedule) -> None:
-        """Raise CostError where `pace` is for another number of stages."""
+        """Raise CostError where `pace` is for other stages, EngineError for float16 with updates on the way."""
+        if self.precision == "fp16" and any(action.kind is Kind.U for order in schedule.ranks for action in order):
+            raise EngineError(
+                f"schedule {schedule.name!r} updates the weights on the way, and no rank could leave out an update for "
+                "the gradients of another that overflow: take precision='bf16', or 'fp32'"
+            )
         if self.pace is not None:
             self.pace.per_stage(schedule.num_stages)
             self.pace.bytes_per_stage(schedule.num_stages)

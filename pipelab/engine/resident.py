@@ -25,6 +25,7 @@ from pipelab.engine.message import Value, unwrap
 from pipelab.engine.nccl import open_channel
 from pipelab.engine.options import Options
 from pipelab.engine.pace import Pace
+from pipelab.engine.scaling import LossScale
 from pipelab.engine.segment import computing_in
 from pipelab.engine.stage import Stage
 from pipelab.engine.stashing import Stash
@@ -68,7 +69,8 @@ class Report:
     held_bytes: Sequence[int]  # after each of the timings, where memory is measured
     sent_bytes: Mapping[str, int]  # along each axis of the mesh
     step: int
-    finite: bool  # whether the gradients of this rank were numbers
+    finite: bool  # whether the gradients of this rank were numbers, or in float16 the scale deals with it
+    skipped: bool  # whether no rank has updated, because some gradient was not finite
     held_versions: int  # of the weights, at the most
 
 
@@ -88,6 +90,7 @@ class Resident:
         self._replicas = Replicas(
             parameters, groups, sharded=options.data_parallel == "shard", tied=[one.parameter for one in shared]
         )
+        self._scale = LossScale() if options.precision == "fp16" else None
         self._update = Update(
             parameters,
             groups=groups,
@@ -97,6 +100,7 @@ class Resident:
             scheduler=options.scheduler,
             max_norm=options.max_norm,
             skip_nan=options.nan == "raise",
+            scale=self._scale,
             root=recipe.last_rank,
             shared=shared,
         )
@@ -107,6 +111,8 @@ class Resident:
         deferral = Deferral(self._modules) if splits and usual else None
         last = recipe.num_stages - 1
         self._loss = Loss(options.loss_fn) if last in recipe.layers else None
+        if self._loss:
+            self._loss.scale = self._scale
         stages = {
             stage: Stage(
                 list(layers),
@@ -184,7 +190,8 @@ class Resident:
                 "tp": round(ring_bytes("all_reduce", summed.bytes, self._recipe.mesh.tp)) if summed else 0,
             },
             self._steps - 1,
-            self._update.finite,
+            self._update.finite or self._scale is not None,
+            self._update.skipped,
             self._stash.peak if self._stash else 1,
         )
 
@@ -273,6 +280,7 @@ class Resident:
             "seed": self._options.seed,
             "steps": self._steps,
             "waiting": self._update.waiting,
+            "scale": self._scale and self._scale.state(),
             "scheduler": self._update.scheduler and self._update.scheduler.state_dict(),
             "optimizer": kept if tells else None,
         }
@@ -284,6 +292,8 @@ class Resident:
             reasons = load_optimizer_state(optimizer, dict(self._named_parameters()), saved, self._slices)
         if not reasons:
             self._steps = state["steps"]
+            if self._scale and state.get("scale"):
+                self._scale.load_state(state["scale"])
             if self._update.scheduler and state["scheduler"]:
                 self._update.scheduler.load_state_dict(state["scheduler"])
         return reasons

@@ -29,7 +29,8 @@ class StepResult:
     messages and gradients of weights. Otherwise both are None.
     `too_busy`: on emulated accelerators, some action was late by more than its own time, so the machine could not keep
     real time, and the trace shows the machine rather than the schedule. `held_versions` is how many versions of its
-    weights each rank had at once, at the most: 1 unless the schedule updates on the way.
+    weights each rank had at once, at the most: 1 unless the schedule updates on the way. `skipped`: no rank has
+    updated, because a gradient was not finite, as happens in float16.
 
     On a mesh tuples have an entry for each of its ranks, and `trace` is that of the pipeline at dp 0, tp 0; `traces`
     has all, by (dp, tp). `axis_bytes["tp"][r]` is what rank r sent along that axis: along "pp" its messages, along "dp"
@@ -43,6 +44,7 @@ class StepResult:
     held_bytes: tuple[tuple[int, ...], ...] | None = None
     gradient_norm: float | None = None
     too_busy: bool = False
+    skipped: bool = False
     held_versions: tuple[int, ...] = ()
     axis_bytes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     traces: Mapping[tuple[int, int], Trace] = field(default_factory=dict)
@@ -81,6 +83,7 @@ def put_together(
         peak_bytes=peaks or None,
         held_bytes=tuple(tuple(report.held_bytes) for report in reports) if peaks else None,
         gradient_norm=last[0].gradient_norm,
+        skipped=reports[0].skipped,
         held_versions=tuple(report.held_versions for report in reports),
         too_busy=pace is not None and any(_too_busy(trace.spans, pace, schedule) for trace in traces.values()),
     )

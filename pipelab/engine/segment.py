@@ -248,8 +248,8 @@ def _walk(
 
 
 def computing_in(precision: str, device: Device) -> AbstractContextManager[Any]:
-    """Around a forward: with "bf16" torch's autocast computes products in bfloat16, from weights in float32."""
-    return device.autocast(torch.bfloat16 if precision == "bf16" else None)
+    """Around a forward: torch's autocast computes products in bfloat16 or float16, from weights in float32."""
+    return device.autocast({"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision))
 
 
 def _seed(*numbers: int) -> None:

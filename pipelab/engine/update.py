@@ -13,6 +13,7 @@ from pipelab.engine.data_parallel import Replicas
 from pipelab.engine.groups import Groups
 from pipelab.engine.loss import checked_count
 from pipelab.engine.options import OptimizerFactory, SchedulerFactory
+from pipelab.engine.scaling import LossScale
 from pipelab.engine.tensor_parallel import Slices, local
 from pipelab.engine.tying import Shared
 from pipelab.errors import EngineError
@@ -37,6 +38,7 @@ class Update:
         scheduler: SchedulerFactory | None = None,
         max_norm: float | None = None,
         skip_nan: bool = False,
+        scale: LossScale | None = None,
         root: int = 0,
         shared: Sequence[Shared] = (),
     ) -> None:
@@ -46,7 +48,9 @@ class Update:
         self.scheduler = scheduler(self.optimizer) if scheduler and self.optimizer else None
         self._groups, self._replicas, self._slices = groups, replicas, slices
         self._max_norm = max_norm
+        self._scale = scale  # by which the gradients of a step come multiplied
         self._skip_nan = skip_nan and optimizer is not None
+        self.skipped = False  # whether the last update was left out, on all ranks
         self.finite = True  # whether all gradients of this rank were numbers in the last update
         self._root = root
         self._shared = shared
@@ -58,7 +62,7 @@ class Update:
         """A step begins: used gradients go, and go aside if this step's must be divided or added up without them."""
         if self._used:
             aside: Sequence[nn.Parameter] = ()
-        elif self._counts or self._replicas.count > 1:
+        elif self._counts or self._replicas.count > 1 or self._scale:
             aside = self.parameters
         else:
             aside = [shared.parameter for shared in self._shared]
@@ -74,17 +78,21 @@ class Update:
     def finish(self, count: float | None, update: bool, *, loss: float | None = None) -> float | None:
         """Add up what is shared, divide by the count that `root` knows, clip, and update where asked.
 
-        With `skip_nan` nothing is updated where any rank has a gradient that is no number, or infinite.
+        With `skip_nan`, or in float16, nothing is updated where any rank has a gradient that is no number, or infinite.
         `loss` is known to the rank that computes it. Returns the norm where gradients are clipped.
         """
         self._replicas.add_up()
         for shared in self._shared:
             shared.add_up()
         self._divide(count)
+        self._unscale()
         for parameter, gradient in self._earlier.items():
             parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
         self._earlier = {}
-        skip = update and self._skip_nan and not self._all_finite(loss)
+        skip = update and (self._skip_nan or self._scale is not None) and not self._all_finite(loss)
+        if update and self._scale:
+            self._scale.judge(not skip)
+        self.skipped = skip
         norm = self._clip(self._max_norm) if update and self._max_norm is not None else None
         if update and not skip:
             self.step()
@@ -113,6 +121,12 @@ class Update:
             for parameter in self.parameters:
                 if parameter.grad is not None:
                     parameter.grad.div_(total)
+
+    def _unscale(self) -> None:
+        if self._scale:
+            for parameter in self.parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(1 / self._scale.value)
 
     def _agreed(self, count: float | None) -> float | None:
         """What the batches of all replicas count, told by `root` to the whole pipeline; None for a mean."""
