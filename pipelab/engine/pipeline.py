@@ -67,7 +67,7 @@ class Pipeline:
     - `nan`: of a loss or gradient that is no finite number "raise" an EngineError and update nothing, or "ignore" it.
     - `weights`: where the schedule updates on the way (U), which version of its weights an action uses: "stashing",
       "vertical_sync", "two_buffered" or "latest", the rules of `pipelab.weight_versions`.
-    - `measure_memory`: a step tells its peak, which costs a tenth of its time.
+    - `measure_memory`: a step tells its peak, and what is held after every action; it costs a tenth of its time.
 
     A schedule with updates (U) has a stream of micro-batches for a step: each update takes the mean over its
     micro-batches, on each rank when the schedule says so, and nobody waits. Between two steps the pipeline drains. What
