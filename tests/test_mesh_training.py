@@ -414,6 +414,28 @@ def test_mesh_keeps_a_trace_of_every_pipeline(ranks_of: RanksOf) -> None:
         ]
 
 
+def test_mesh_ends_with_the_error_of_one_rank_and_starts_again(ranks_of: RanksOf) -> None:
+    """Replica 1 alone fails; its neighbours wait for it in sums and messages, and must not wait for ever."""
+
+    def picky(logits: Tensor, targets: Tensor) -> Tensor:
+        if (targets == 7).all():
+            raise ValueError("seven")
+        return next_token_loss(logits, targets)
+
+    def build() -> pl.Pipeline:
+        mesh = pl.Mesh(2, 2, 2)
+        return pl.Pipeline(model(), pl.zb_h1(2, 4), mesh=mesh, loss_fn=picky, ranks=ranks_of(8))
+
+    inputs, targets = batches(16)[0]
+    bad = targets.clone()
+    bad[-2:] = 7  # the last micro-batch
+    with pytest.raises(pl.RankError, match=r"rank 6 raised ValueError in 1F3: seven"):
+        build().step(inputs, bad)
+    with build() as pipe:
+        assert repr(pipe) == "<Pipeline of 2 stages on 8 ranks (dp 2 × pp 2 × tp 2), zb_h1: ready>"
+        assert pipe.step(inputs, targets).loss > 0
+
+
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a mesh of another pipeline": (
         {"mesh": pl.Mesh(dp=2, pp=4)},

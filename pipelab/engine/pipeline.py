@@ -281,7 +281,8 @@ class Pipeline:
     def __repr__(self) -> str:
         state = f"over, because {self._over}" if self._over else "ready"
         plan = self.schedule
-        return f"<Pipeline of {plan.num_stages} stages on {plan.num_ranks} ranks, {plan.name}: {state}>"
+        mesh = f" ({self.mesh})" if self.mesh.num_ranks > plan.num_ranks else ""
+        return f"<Pipeline of {plan.num_stages} stages on {self.mesh.num_ranks} ranks{mesh}, {plan.name}: {state}>"
 
     # --- to the ranks and back ----------------------------------------------------------------------------------------
 
