@@ -62,6 +62,15 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MS",
         help="emulate accelerators on which F takes MS milliseconds and B twice that",
     )
+    run.add_argument(
+        "--clock",
+        choices=("anchored", "plain"),
+        default="anchored",
+        help="with --pace: hide what the machine and its network lose (default), or let it show",
+    )
+    run.add_argument(
+        "--backend", choices=("gloo", "nccl"), default="gloo", help="nccl: on GPUs, one for each rank (default: gloo)"
+    )
     run.add_argument("--out", type=Path, default=Path(), help="folder for trace.json and gantt.png (default: here)")
     run.set_defaults(command=_run)
 
@@ -98,7 +107,8 @@ def _run(options: argparse.Namespace) -> int:
     from pipelab.simulate import simulate
 
     digits = data.digits()
-    with Ranks(_started_by_torchrun() if options.ranks is None else options.ranks) as ranks:
+    num_ranks = _started_by_torchrun() if options.ranks is None else options.ranks
+    with Ranks(num_ranks, backend=options.backend) as ranks:
         schedule = _schedule(options, ranks.num_ranks)
         pace = _pace(options.pace, schedule)
         model = models.mlp((64, *[96] * max(3, schedule.num_stages - 1), 10))
@@ -109,6 +119,7 @@ def _run(options: argparse.Namespace) -> int:
             optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
             ranks=ranks,
             pace=pace,
+            clock=options.clock,
         )
         print(schedule)
         for step, (inputs, targets) in enumerate(_steps(digits, options.batch, options.steps)):

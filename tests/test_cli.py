@@ -53,6 +53,7 @@ def test_run_under_torchrun_uses_its_processes(tmp_path):
         (["--microbatches", "-1", "--ranks", "1"], "SizeError: num_microbatches must be at least 1, got -1"),
         (["--schedule", "gpipe", "--stages-per-rank", "2", "--ranks", "1"], "SizeError: gpipe has a fixed number"),
         (["--steps", "0", "--ranks", "1"], "SizeError: --steps must be at least 1, got 0"),
+        (["--backend", "nccl", "--ranks", "99"], "EngineError: backend='nccl' needs a GPU for each of 99 ranks"),
         (["--pace", "-5", "--ranks", "1"], "CostError: F must be finite and not negative, got -0.005"),
     ],
 )
