@@ -84,14 +84,15 @@ class OneHost:
 
     def close(self) -> None:
         """End everything that was started."""
+        for process in self._started:  # by its number: it may not have come so far that it bears the mark
+            process.kill()
+            process.wait()
         deadline = time.monotonic() + 10
         while (left := self.left()) and time.monotonic() < deadline:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
-        for process in self._started:
-            process.wait(10)
         self._folder.cleanup()
 
     def __enter__(self) -> OneHost:
@@ -119,7 +120,7 @@ class TwoHosts(OneHost):
     def __init__(self, *, bytes_per_s: float | None = None, ahead_s: int = 0) -> None:
         super().__init__()
         self._ahead_s = ahead_s
-        self._names = [f"pipelab-{os.getpid()}-{host}" for host in (0, 1)]
+        self.names = [f"pipelab-{os.getpid()}-{host}" for host in (0, 1)]
         self._cable = [f"pl{os.getpid()}h{host}" for host in (0, 1)]
         try:
             self._make(bytes_per_s)
@@ -128,10 +129,10 @@ class TwoHosts(OneHost):
             raise
 
     def _make(self, bytes_per_s: float | None) -> None:
-        for name in self._names:
+        for name in self.names:
             _run("ip", "netns", "add", name)
         _run("ip", "link", "add", self._cable[0], "type", "veth", "peer", "name", self._cable[1])
-        for name, end, address in zip(self._names, self._cable, (self.address, self.other_address), strict=True):
+        for name, end, address in zip(self.names, self._cable, (self.address, self.other_address), strict=True):
             _run("ip", "link", "set", end, "netns", name)
             _run("ip", "-n", name, "address", "add", f"{address}/24", "dev", end)
             for device in ("lo", end):
@@ -143,23 +144,23 @@ class TwoHosts(OneHost):
 
     def pull_the_cable(self) -> None:
         """From now on nothing that is sent arrives, and nobody is told."""
-        _run("ip", "-n", self._names[1], "link", "set", self._cable[1], "down")
+        _run("ip", "-n", self.names[1], "link", "set", self._cable[1], "down")
 
     def processes(self, host: int) -> list[int]:
         """The process ids of all that runs on that host."""
-        done = subprocess.run(["ip", "netns", "pids", self._names[host]], capture_output=True, text=True)
+        done = subprocess.run(["ip", "netns", "pids", self.names[host]], capture_output=True, text=True)
         return [int(pid) for pid in done.stdout.split()]
 
     def close(self) -> None:
         """End everything on both hosts, and the hosts."""
         super().close()
-        for name in self._names:
+        for name in self.names:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True)  # and its end of the cable
         subprocess.run(["ip", "link", "delete", self._cable[0]], capture_output=True)  # where it was not moved yet
 
     def _inside(self, host: int) -> list[str]:
         clock = ["unshare", "--time", "--monotonic", str(self._ahead_s)] if host == 1 and self._ahead_s else []
-        return ["ip", "netns", "exec", self._names[host], *clock]  # each becomes the next, so the process id stays
+        return ["ip", "netns", "exec", self.names[host], *clock]  # each becomes the next, so the process id stays
 
 
 def children(pid: int) -> list[int]:
