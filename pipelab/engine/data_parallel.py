@@ -128,7 +128,7 @@ def _shared_out(parameters: Sequence[nn.Parameter], tied: set[nn.Parameter], own
     """The owner of each parameter: the largest first, each to the one that has least."""
     load = [0] * owners
     found = {}
-    for parameter in sorted(parameters, key=lambda p: (p not in tied, -p.numel())):
+    for parameter in sorted(parameters, key=lambda p: -p.numel()):
         owner = 0 if parameter in tied else load.index(min(load))
         found[parameter] = owner
         load[owner] += parameter.numel()
