@@ -28,8 +28,8 @@ class Ranks:
     new ones, whose `local_state()` is empty, and counts `generation` up. The same holds after Stop in a notebook.
 
     The backend is "gloo", for the CPU, or for GPUs that ranks share; "nccl" takes a GPU for every rank, and pipelines
-    compute there. The processes are forked from a server that has torch already where that is safe, and spawned elsewhere;
-    `start_method`, or PIPELAB_START_METHOD in the environment, chooses.
+    compute there. The processes are forked from a server that has torch already where that is safe, and spawned
+    elsewhere; `start_method`, or PIPELAB_START_METHOD in the environment, chooses.
 
     In a process that torchrun has started, `Ranks()` takes the processes that are there: rank 0 goes on as caller and
     rank at once, the others serve inside this constructor until rank 0 closes its Ranks, and then exit.
