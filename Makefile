@@ -2,10 +2,10 @@
 #
 #   PYTHON=/path/to/python3                the interpreter of a new .venv
 #   PORT=8888  NO_BROWSER=1                where JupyterLab listens; print its address and open nothing
-#   NB=notebooks/03_microbatches.ipynb     one notebook for book and test-book
+#   NB=notebooks/03_microbatches.ipynb     one notebook for book, test-book and colab
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test test-all test-code test-book check fix book exercises grading models html bench gpu
+.PHONY: help setup lab test test-all test-code test-book check fix book exercises links colab grading models html bench gpu
 
 # The environment's programs come first, so that `!python` and `!torchrun` in a cell are ours too.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -60,6 +60,7 @@ check: setup ## style, types, canonical notebooks and exercises, in under a minu
 	@$(PY) -m mypy
 	@$(PY) tools/book.py --lint $(NOTEBOOKS) $(EXERCISES)
 	@$(PY) -m tools.exercises --check
+	@$(PY) -m tools.hosted --check
 
 fix: setup ## mend what ruff can mend
 	@$(PY) -m ruff check --fix
@@ -70,6 +71,12 @@ book: setup ## execute the notebooks and store their outputs in canonical form
 
 exercises: setup ## make the students' notebooks from their masters in solutions/
 	@$(PY) -m tools.exercises
+
+links: setup ## write badge and first cell for Colab, if pyproject.toml has the repository's address
+	@$(PY) -m tools.hosted
+
+colab: setup ## execute the notebooks with the versions of Google Colab, in an environment of their own
+	@tools/colab.sh $(if $(filter file,$(origin NB)),$(NOTEBOOKS) $(EXERCISES),$(NB))
 
 grading: setup ## add nbgrader to .venv; its tests then run instead of being skipped
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[grade]'

@@ -18,6 +18,7 @@ import nbformat
 
 from pipelab.grading.markers import MARKERS, AssignmentError, student_notebook, with_seed
 from tools.book import to_text
+from tools.hosted import hosted, repository
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 def made_from(masters: Path, seed: int | None = None) -> dict[Path, str]:
     """Every file that the folder of the exercises should hold, by its path in it. Raises AssignmentError."""
     made = {}
+    address = repository(ROOT)
     for path in sorted(masters.rglob("*.ipynb")):
         if ".ipynb_checkpoints" in path.parts:
             continue
@@ -33,7 +35,9 @@ def made_from(masters: Path, seed: int | None = None) -> dict[Path, str]:
             notebook = student_notebook(notebook if seed is None else with_seed(notebook, seed))
         except AssignmentError as error:
             raise AssignmentError(f"{path}: {error}") from None
-        made[path.relative_to(masters)] = to_text(nbformat.from_dict(notebook))
+        name = path.relative_to(masters)
+        place = f"exercises/{name.as_posix()}" if seed is None else None  # other numbers are not in the repository
+        made[name] = to_text(hosted(nbformat.from_dict(notebook), address, place))
     return made
 
 
