@@ -92,7 +92,9 @@ def test_exercises_name_the_master_that_is_wrong(folders: list[str], capsys: pyt
     )
 
 
-def test_exercises_with_a_seed_differ_in_one_line(folders: list[str]) -> None:
+def test_exercises_with_a_seed_differ_in_one_line(folders: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tools.exercises.repository", lambda root: None)  # badges: tests/test_hosted.py
+    assert exercises.main(folders) == 0
     plain = out(folders).read_text().splitlines()
     assert exercises.main([*folders, "--seed", "7"]) == 0
     differing = [(a, b) for a, b in zip(plain, out(folders).read_text().splitlines(), strict=True) if a != b]
