@@ -1,19 +1,22 @@
-"""What the chapters use and a library does not: a question that waits for the reader's own number.
+"""What the chapters use and a library does not: a question that waits for the reader's own number, and a ruler.
 
     guess = predict("When does the last backward end?", answer=None, unit="units")   # one cell
     guess.reveal(trace.makespan, "Because ...", {24: "That counts ..."})              # another one, further down
 
 Both show themselves as the value of a cell. Nothing raises and nothing waits for input, so Run All goes through with or
-without a number.
+without a number. `off` says how far gradients are from what they should be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from math import isclose, isfinite
-from typing import Any
+from math import fsum, isclose, isfinite, sqrt
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _TYPE_ONE = "Put a number in place of `None` and run this cell again; the answer comes further down."
 
@@ -81,6 +84,17 @@ def predict(question: str, answer: Any = None, *, unit: str = "") -> Prediction:
     else:
         state = f"You say {_decimal(number)} {unit}".rstrip() + ". The answer comes further down."
     return Prediction(f"**Predict.** {question} {state}", number, unit)
+
+
+def off(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> float:
+    """How far `found` is from `wanted`, tensors of equal shapes in equal order: the length of the difference of all
+    together, as a share of the length of `wanted`. 0 where they are equal, 1 where `found` is all zeros.
+
+    Raises ValueError where they are not equally many.
+    """
+    pairs = [(a.double(), b.double()) for a, b in zip(found, wanted, strict=True)]
+    difference = fsum(float((a - b).square().sum()) for a, b in pairs)
+    return sqrt(difference / fsum(float(b.square().sum()) for _, b in pairs))
 
 
 def _number(value: Any, unit: str = "") -> float | None:

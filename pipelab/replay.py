@@ -24,7 +24,7 @@ from pipelab.engine.cut import cut
 from pipelab.errors import EngineError, SizeError
 from pipelab.schedule import Schedule
 from pipelab.simulate import simulate
-from pipelab.versions import update_groups, weight_versions
+from pipelab.versions import update_groups, weight_versions, with_updates
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -52,7 +52,7 @@ def replay(
     """
     if schedule.splits_backward:
         raise EngineError(f"a replay runs whole backwards (B), and {schedule.name!r} splits them into I and W")
-    schedule = _with_updates(schedule)
+    schedule = schedule if update_groups(schedule) else with_updates(schedule)
     versions, groups = weight_versions(schedule, rule), update_groups(schedule)
     pieces = cut(model, schedule.num_stages, partition)
     by_stage = [{a: version for a, version in versions.items() if a.stage == n} for n in range(len(pieces))]
@@ -61,18 +61,6 @@ def replay(
     spans = simulate(schedule, Costs(U=1.0)).spans  # no time is 0, so what is needed starts before what needs it
     order = [span.action for span in sorted(spans, key=lambda span: span.start)]
     return [_stream(stages, order, groups, schedule.num_microbatches, *batch, loss_fn) for batch in batches]
-
-
-def _with_updates(schedule: Schedule) -> Schedule:
-    """`schedule` itself, or where it has no updates, with one of every stage at its end."""
-    if update_groups(schedule):
-        return schedule
-    last = schedule.num_microbatches - 1
-    ranks = tuple(
-        (*order, *(Action(stage, Kind.U, last) for stage in schedule.stages_on(rank)))
-        for rank, order in enumerate(schedule.ranks)
-    )
-    return Schedule(schedule.name, ranks, schedule.placement, schedule.num_microbatches)
 
 
 def _stream(

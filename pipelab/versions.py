@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from pipelab.action import Action, Kind
-from pipelab.errors import ScheduleError
+from pipelab.errors import ScheduleError, positive_integer
 from pipelab.schedule import Schedule
 from pipelab.validate import validate
 
@@ -57,10 +57,46 @@ def weight_versions(schedule: Schedule, rule: str = "stashing") -> dict[Action, 
     return versions
 
 
+def with_updates(schedule: Schedule, steps: int = 1) -> Schedule:
+    """`schedule`, `steps` times in a row, each time with an update of every stage behind its own last backward.
+
+    That is synchronous training in which nobody waits for the others: a stream of `steps` mini-batches, each of as many
+    micro-batches as `schedule` has. Raises SizeError for less than one step, ScheduleError where there are updates
+    already.
+    """
+    count = positive_integer("steps", steps)
+    if any(action.kind is Kind.U for order in schedule.ranks for action in order):
+        raise ScheduleError(f"schedule {schedule.name!r} has updates (U) already, and would have two kinds of them")
+    m, ranks = schedule.num_microbatches, []
+    for order in schedule.ranks:
+        last = {action.stage: action for action in order}
+        step = []
+        for action in order:
+            step += [action, Action(action.stage, Kind.U, m - 1)] if action is last[action.stage] else [action]
+        ranks.append(tuple(a._replace(microbatch=a.microbatch + n * m) for n in range(count) for a in step))
+    return Schedule(schedule.name, tuple(ranks), schedule.placement, count * m)
+
+
 def update_groups(schedule: Schedule) -> dict[Action, tuple[int, ...]]:
     """The micro-batches whose gradients every update of `schedule` takes: those that its stage has finished since the
     update before. Raises ScheduleError where a stage that makes updates leaves some gradient over."""
     return {update: taken for update, (_, taken) in _numbered_groups(schedule).items()}
+
+
+def gradient_ages(schedule: Schedule, rule: str = "stashing") -> tuple[tuple[int, ...], ...]:
+    """How many updates a gradient is late: a row a stage, a number a micro-batch.
+
+    That is the newest version of the stage's weights when the gradient is complete, less the one with which its forward
+    was done. PipeDream's stage s of p has p - 1 - s in the steady state, vertical sync p - 1, 2BW 1, a flush 0.
+    Raises ScheduleError as `weight_versions` does.
+    """
+    used, newest = weight_versions(schedule, rule), _newest(schedule)
+    complete = {(a.stage, a.microbatch): made for a, made in newest.items() if a.kind is not Kind.F}  # W is behind I
+    microbatches = range(schedule.num_microbatches)
+    return tuple(
+        tuple(complete[stage, k] - used[Action(stage, Kind.F, k)] for k in microbatches)
+        for stage in range(schedule.num_stages)
+    )
 
 
 def stashed_versions(schedule: Schedule, rule: str = "stashing") -> tuple[int, ...]:

@@ -7,10 +7,11 @@ import sys
 from fractions import Fraction
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelab.book import predict
+from pipelab.book import off, predict
 
 QUESTION = "When does the last backward end?"
 BECAUSE = "Eleven slots of three units."
@@ -90,3 +91,16 @@ def test_book_room_imports_nothing_heavy() -> None:
     code = f"import sys, pipelab.book; print(sorted({heavy} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_book_off_is_the_length_of_the_difference_over_that_of_the_right_one():
+    right = [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])]
+    assert off(right, right) == 0
+    assert off([torch.zeros(2), torch.zeros(1, 1)], right) == 1
+    assert off([torch.tensor([3.0, 3.0]), torch.tensor([[8.0]])], right) == 1  # (3, 4) beside (3, 4): 5 of 5
+    assert off({"w": 4 * right[0], "b": 4 * right[1]}.values(), right) == 3
+
+
+def test_book_off_wants_as_many_of_both():
+    with pytest.raises(ValueError, match="zip"):
+        off([torch.ones(2)], [torch.ones(2), torch.ones(2)])

@@ -151,3 +151,41 @@ def test_versions_2bw_is_1f1b_with_an_update_a_group():
 def test_versions_2bw_refuses_groups_that_do_not_fit(sizes, sentence):
     with pytest.raises(pl.SizeError, match=sentence):
         pl.pipedream_2bw(*sizes)
+
+
+def test_with_updates_puts_one_behind_the_last_backward_of_each_stage():
+    text = "rank 0: 0F0 0F1 0B0 0B1 0U1 0F2 0F3 0B2 0B3 0U3\nrank 1: 1F0 1F1 1B0 1B1 1U1 1F2 1F3 1B2 1B3 1U3"
+    assert pl.with_updates(pl.gpipe(2, 2), steps=2) == pl.Schedule.from_text(text)
+    halves = pl.with_updates(pl.zb_h1(1, 1))
+    assert " ".join(map(str, halves.ranks[0])) == "0F0 0I0 0W0 0U0"
+
+
+@given(st.sampled_from(["gpipe", "one_f_one_b", "interleaved", "zb_h1", "zb_v"]), st.integers(1, 3))
+def test_with_updates_every_step_has_one_version_without_stashing(name, steps):
+    stream = pl.with_updates(pl.SCHEDULES[name](4, 8), steps)
+    assert set(pl.update_groups(stream).values()) == {tuple(range(8 * n, 8 * n + 8)) for n in range(steps)}
+    versions = pl.weight_versions(stream, "latest")
+    assert all(version == action.microbatch // 8 for action, version in versions.items())
+
+
+def test_with_updates_refuses_updates_that_are_there_and_no_steps():
+    with pytest.raises(pl.ScheduleError, match=r"'pipedream' has updates \(U\) already"):
+        pl.with_updates(pl.pipedream(2, 3))
+    with pytest.raises(pl.SizeError, match="steps"):
+        pl.with_updates(pl.gpipe(2, 2), steps=0)
+
+
+@given(counts, st.integers(1, 5))
+def test_gradient_ages_are_those_of_the_papers(p, more):
+    m = 2 * p + more
+    ages = {rule: pl.gradient_ages(pl.pipedream(p, m), rule) for rule in ("latest", "stashing", "vertical_sync")}
+    steady = [[p - 1 - stage] * (m - p) for stage in range(p)]  # PipeDream's t - n + i: n - i updates ago
+    assert [list(row[p:]) for row in ages["latest"]] == [list(row[p:]) for row in ages["stashing"]] == steady
+    assert {age for row in ages["vertical_sync"] for age in row[p:]} == {p - 1}
+    two = pl.gradient_ages(pl.pipedream_2bw(p, 3 * p), "two_buffered")
+    assert list(two) == [(0,) * p + (1,) * (2 * p)] * p
+
+
+def test_gradient_ages_count_to_the_weight_half_of_a_split_backward():
+    assert pl.gradient_ages(pl.Schedule.from_text("0F0 0F1 0I0 0W0 0U0 0I1 0W1 0U1")) == ((0, 1),)
+    assert pl.gradient_ages(pl.gpipe(2, 3)) == ((0, 0, 0), (0, 0, 0))
