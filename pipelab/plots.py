@@ -6,7 +6,7 @@ They stand on the axes that `pipelab.gantt` makes, so the words, the ranks and t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipelab import palette
@@ -93,11 +93,13 @@ def line_plot(
     xlabel: str,
     ylabel: str,
     doubling: bool = False,
+    spread: Mapping[str, Mapping[Any, float]] | None = None,
 ) -> Axes:
     """Draw `curves`, {name: {x: y}}, each with a colour, a mark and dashes of its own.
 
     With `doubling` the horizontal axis doubles in equal steps, and every x is written below it. The vertical axis
-    begins at 0 where nothing lies below. A curve of more than 24 points is drawn without marks.
+    begins at 0 where nothing lies below. A curve of more than 24 points is drawn without marks. `spread`, {name: {x:
+    half a height}}, draws a pale band around the curves that it names.
     Raises SizeError where there is nothing to draw.
     """
     if not curves or not all(curves.values()):
@@ -110,6 +112,9 @@ def line_plot(
         mark = marker if len(xs) <= 24 else ""
         ys = [curve[x] for x in xs]
         ax.plot(xs, ys, color=colour, marker=mark, linestyle=dashes, markersize=5, linewidth=1.6, label=name)
+        if spread and name in spread:
+            below, above = ([curve[x] + sign * spread[name][x] for x in xs] for sign in (-1, 1))
+            ax.fill_between(xs, below, above, color=colour, alpha=0.15, linewidth=0)
     if doubling:
         counts = sorted({count for curve in curves.values() for count in curve})
         ax.set_xscale("log", base=2)
@@ -122,6 +127,44 @@ def line_plot(
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="y", color=palette.IDLE_HATCH, linewidth=0.6)
     ax.legend(frameon=False, fontsize=9)
+    return ax
+
+
+def bar_plot(
+    bars: Mapping[str, Sequence[float]],
+    ax: Axes | None = None,
+    *,
+    ylabel: str,
+    names: Sequence[str] | None = None,
+    predicted: Mapping[str, Sequence[float]] | None = None,
+) -> Axes:
+    """Draw `bars`, {name: [value, ...]}: a group a place, a bar a name with its value above it.
+
+    The places are rank 0, rank 1, ... unless `names` says otherwise. `predicted`, of the same form, marks with a line
+    what was expected of a bar. Raises SizeError where there is nothing to draw or the rows are not equally long.
+    """
+    lengths = {len(row) for row in (*bars.values(), *(predicted or {}).values())}
+    if len(lengths) != 1 or 0 in lengths:
+        raise SizeError(f"a bar plot needs rows of one length, {{name: [value, ...]}}: got lengths {sorted(lengths)}")
+    (places,) = lengths
+    if ax is None:
+        (ax,) = new_axes([6])
+    width = 0.84 / len(bars)
+    for number, (name, row) in enumerate(bars.items()):
+        at = [place + (number - (len(bars) - 1) / 2) * width for place in range(places)]
+        drawn = ax.bar(at, row, 0.92 * width, color=_LOOKS[number % len(_LOOKS)][0], label=name)
+        ax.bar_label(drawn, fmt="%.3g", fontsize=8)
+        if predicted and name in predicted:
+            ends = [x - width / 2 for x in at], [x + width / 2 for x in at]
+            ax.hlines(predicted[name], *ends, color=palette.MARK, linewidth=2, zorder=3)
+    if predicted:
+        ax.plot([], [], color=palette.MARK, linewidth=2, label="predicted")
+    ax.set_xticks(range(places), names or [f"rank {rank}" for rank in range(places)], fontsize=9)
+    ax.tick_params(axis="x", length=0)
+    ax.set_ylabel(ylabel, fontsize=9.5)
+    ax.set_ylim(0, 1.25 * ax.get_ylim()[1])
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False, fontsize=9, ncols=len(bars) + bool(predicted), loc="upper center")
     return ax
 
 

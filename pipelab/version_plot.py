@@ -1,19 +1,21 @@
-"""Which version of its weights every action uses, as colours over time: stale weights, made visible."""
+"""Which version of its weights every action uses, over time or as a map: stale weights, made visible."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from pipelab import palette
-from pipelab.action import Kind
+from pipelab.action import Action, Kind
 from pipelab.captions import unit_of
 from pipelab.errors import ScheduleError
 from pipelab.gantt import Axes, at_the_right, frame, legend_below, new_axes, titles
+from pipelab.schedule import Schedule
 from pipelab.trace import Span, Trace
-from pipelab.versions import stashed_versions, weight_versions
+from pipelab.versions import gradient_ages, stashed_versions, weight_versions
 
 # light, so that black reads on each; neighbours differ in lightness too
 _COLOURS = ("#e8e8ea", "#8ec1e8", "#f6d58a", "#7fcbb0", "#f3b79a", "#b9a7dc", "#d9e08a")
+_ON_LIGHT_AND_DARK = (palette.INK, palette.PAPER)
 
 
 def version_plot(trace: Trace, rule: str = "stashing", ax: Axes | None = None) -> Axes:
@@ -46,6 +48,32 @@ def version_plot(trace: Trace, rule: str = "stashing", ax: Axes | None = None) -
                 style = {"facecolors": "none", "edgecolors": palette.MARK, "linewidth": 1.6, "zorder": 3}
                 handles["mixed"] = _bar(ax, trace, span, label="other weights than in its forward", **style)
     legend_below(ax, list(handles.values()))
+    return ax
+
+
+def version_map(schedule: Schedule, rule: str = "stashing", ax: Axes | None = None) -> Axes:
+    """Draw a map without a clock: a row a stage, a column a micro-batch, the darker the later its gradient.
+
+    In a cell: the version of its stage's weights that the forward uses, and behind an arrow the backward's where that
+    is another one. Raises ScheduleError where the rule has no answer.
+    """
+    used, ages = weight_versions(schedule, rule), gradient_ages(schedule, rule)
+    if ax is None:
+        (ax,) = new_axes([schedule.num_stages])
+    latest = max(map(max, ages))
+    ax.imshow(ages, cmap="Purples", vmin=0, vmax=max(4, latest), aspect="auto")
+    for stage, row in enumerate(ages):
+        for k, age in enumerate(row):
+            versions = [used.get(Action(stage, kind, k)) for kind in (Kind.F, Kind.B, Kind.I, Kind.W)]
+            text = "→".join(dict.fromkeys(str(version) for version in versions if version is not None))
+            ax.text(k, stage, text, ha="center", va="center", fontsize=9, color=_ON_LIGHT_AND_DARK[age > 1])
+    ax.set_xticks(range(schedule.num_microbatches))
+    ax.set_yticks(range(schedule.num_stages), [f"stage {stage}" for stage in range(schedule.num_stages)], fontsize=9)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    ax.set_xlabel("micro-batch", loc="left", fontsize=9.5)
+    late = "no gradient is late" if not latest else f"gradients up to {latest} update{'s' * (latest > 1)} late"
+    titles(ax, f"{schedule.name}, weights by the rule {rule!r}", late)
     return ax
 
 

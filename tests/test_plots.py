@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 
 from pipelab.errors import SizeError
 from pipelab.memory import memory_curve
-from pipelab.plots import bubble_plot, line_plot, memory_plot
+from pipelab.plots import bar_plot, bubble_plot, line_plot, memory_plot
 from pipelab.schedules import gpipe, one_f_one_b, zb_h1
 from pipelab.simulate import simulate
 
@@ -125,3 +125,30 @@ def test_line_plot_shows_what_is_below_zero() -> None:
 def test_line_plot_refuses_an_empty_curve() -> None:
     with pytest.raises(SizeError, match="at least one point"):
         line_plot({"a": {}}, xlabel="x", ylabel="y")
+
+
+def test_line_plot_draws_a_band_around_the_curves_that_have_a_spread() -> None:
+    ax = line_plot({"a": {1: 2, 2: 5}, "b": {1: 3}}, xlabel="x", ylabel="y", spread={"a": {1: 0.5, 2: 1}})
+    (band,) = ax.collections
+    assert {(1, 1.5), (1, 2.5), (2, 4), (2, 6)} <= set(map(tuple, band.get_paths()[0].vertices))
+
+
+def test_bar_plot_draws_every_value_in_its_group_and_a_line_where_it_was_predicted() -> None:
+    ax = bar_plot({"a": [1, 2, 3], "b": [4, 5, 6]}, ylabel="MB", predicted={"b": [4.5, 5.5, 6.5]})
+    heights = [[bar.get_height() for bar in bars] for bars in ax.containers]
+    assert heights == [[1, 2, 3], [4, 5, 6]]
+    assert [round(bar.get_x() + bar.get_width() / 2) for bars in ax.containers for bar in bars] == [0, 1, 2] * 2
+    (lines,) = ax.collections
+    assert [path.vertices[0][1] for path in lines.get_paths()] == [4.5, 5.5, 6.5]
+    assert sorted(legend(ax)) == ["a", "b", "predicted"]
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["rank 0", "rank 1", "rank 2"]
+
+
+def test_bar_plot_names_its_groups() -> None:
+    ax = bar_plot({"a": [1, 2]}, ylabel="MB", names=["left", "right"])
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["left", "right"]
+
+
+def test_bar_plot_refuses_rows_of_two_lengths() -> None:
+    with pytest.raises(SizeError, match=r"one length.*got lengths \[1, 2\]"):
+        bar_plot({"a": [1, 2]}, ylabel="MB", predicted={"a": [1]})

@@ -65,3 +65,18 @@ def test_version_plot_refuses_a_run_by_another_rule():
     pl.version_plot(run, "latest")
     with pytest.raises(pl.ScheduleError, match="other weights than the rule 'stashing' says"):
         pl.version_plot(run)
+
+
+def test_version_map_writes_both_versions_where_they_differ():
+    ax = pl.version_map(pl.pipedream(2, 3), "latest")
+    # by hand: 0F0 0F1 0B0 0U0 0F2 0B1 0U1 0B2 0U2, and rank 1 updates between any two micro-batches
+    assert [text.get_text() for text in ax.texts] == ["0", "0→1", "1→2", "0", "1", "2"]
+    (image,) = ax.images
+    assert image.get_array().tolist() == [[0, 1, 1], [0, 0, 0]]
+    assert "up to 1 update late" in ax.get_title(loc="right")
+
+
+def test_version_map_of_a_flush_is_pale():
+    ax = pl.version_map(pl.one_f_one_b(2, 3))
+    assert {text.get_text() for text in ax.texts} == {"0"}
+    assert "no gradient is late" in ax.get_title(loc="right")
