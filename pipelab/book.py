@@ -4,7 +4,7 @@
     guess.reveal(trace.makespan, "Because ...", {24: "That counts ..."})              # another one, further down
 
 Both show themselves as the value of a cell. Nothing raises and nothing waits for input, so Run All goes through with or
-without a number. `off` says how far gradients are from what they should be.
+without a number. `plain_gradients` are what gradients should be, and `off` says how far others are from them.
 """
 
 from __future__ import annotations
@@ -84,6 +84,20 @@ def predict(question: str, answer: Any = None, *, unit: str = "") -> Prediction:
     else:
         state = f"You say {_decimal(number)} {unit}".rstrip() + ". The answer comes further down."
     return Prediction(f"**Predict.** {question} {state}", number, unit)
+
+
+def plain_gradients(model: Any, inputs: Any, targets: Any, loss_fn: Any, num_microbatches: int = 1) -> dict[str, Any]:
+    """The gradients of training in one process, {name: gradient}: what those of a pipeline should be.
+
+    `loss_fn` is a mean over samples. The batch is cut into `num_microbatches` equal parts, one after the other, so that
+    sums are taken in a pipeline's order. The model is left without gradients.
+    """
+    model.zero_grad()
+    for x, y in zip(inputs.chunk(num_microbatches), targets.chunk(num_microbatches), strict=True):
+        (loss_fn(model(x), y) / num_microbatches).backward()
+    found = {name: weight.grad for name, weight in model.named_parameters()}
+    model.zero_grad()
+    return found
 
 
 def off(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> float:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelab.book import off, predict
+from pipelab.book import off, plain_gradients, predict
 
 QUESTION = "When does the last backward end?"
 BECAUSE = "Eleven slots of three units."
@@ -104,3 +104,14 @@ def test_book_off_is_the_length_of_the_difference_over_that_of_the_right_one():
 def test_book_off_wants_as_many_of_both():
     with pytest.raises(ValueError, match="zip"):
         off([torch.ones(2)], [torch.ones(2), torch.ones(2)])
+
+
+def test_book_plain_gradients_are_those_of_the_mean_over_all_samples():
+    layer = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(layer.weight, 2.0)
+    layer.weight.grad = torch.ones(1, 1)  # left over from something else
+    x, y = torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.zeros(4, 1)
+    for parts in (1, 2, 4):  # d/dw mean((w x)²) = 2 w mean(x²) = 4 · 7.5
+        found = plain_gradients(layer, x, y, torch.nn.functional.mse_loss, parts)
+        assert {name: gradient.item() for name, gradient in found.items()} == {"weight": 30.0}
+        assert layer.weight.grad is None
