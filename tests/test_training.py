@@ -220,6 +220,22 @@ def test_training_names_the_rank_of_a_gradient_that_is_no_number(ranks_of: Ranks
         assert same_to_the_bit(pipe.state_dict(), model.state_dict())
 
 
+def test_training_accumulates_after_a_step_that_was_not_finite(ranks_of: RanksOf) -> None:
+    """The verdict on a step stayed with the ranks that had no numbers, and condemned the next one without an update."""
+    inputs, targets = batch(1)
+    inputs[3, 2] = float("nan")
+    plain = pl.models.mlp((8, 8, 4))
+    F.cross_entropy(plain(batch(0)[0]), batch(0)[1]).backward()
+    with pl.Pipeline(
+        pl.models.mlp((8, 8, 4)), pl.gpipe(2, 2), loss_fn=F.cross_entropy, optimizer=sgd, ranks=ranks_of(2)
+    ) as pipe:
+        with pytest.raises(pl.EngineError, match="gradients are not finite on rank 0, 1"):
+            pipe.step(inputs, targets)
+        pipe.step(*batch(0), update=False)
+        wanted = {name: parameter.grad for name, parameter in plain.named_parameters()}
+        assert largest_difference(pipe.gradients(), wanted) < 1e-6
+
+
 def test_training_goes_on_with_no_numbers_where_asked(ranks_of: RanksOf) -> None:
     inputs, targets = batch()
     inputs[0] = float("nan")

@@ -50,8 +50,8 @@ class Update:
         self._max_norm = max_norm
         self._scale = scale  # by which the gradients of a step come multiplied
         self._skip_nan = skip_nan and optimizer is not None
-        self.skipped = False  # whether the last update was left out, on all ranks
-        self.finite = True  # whether all gradients of this rank were numbers in the last update
+        self.skipped = False  # whether this step's update was left out, on all ranks
+        self.finite = True  # whether all gradients of this rank were numbers in this step's update
         self._root = root
         self._shared = shared
         self._counts: bool | None = None  # whether the loss comes with counts: not known before the first step
@@ -60,6 +60,7 @@ class Update:
 
     def begin(self) -> None:
         """A step begins: used gradients go, and go aside if this step's must be divided or added up without them."""
+        self.finite, self.skipped = True, False
         if self._used:
             aside: Sequence[nn.Parameter] = ()
         elif self._counts or self._replicas.count > 1 or self._scale:
