@@ -306,6 +306,34 @@ def test_mesh_takes_a_plan_for_any_model_and_drops_the_same_behind_it(remat: str
         assert largest_difference(pipe.gradients(), gradients(plain)) < EQUAL
 
 
+@pytest.mark.parametrize("remat", ["none", "layer"])
+@pytest.mark.parametrize("partition", [[2, 4], [3, 3]])
+def test_mesh_drops_the_same_behind_a_pair_of_two_layers(partition: list[int], remat: str, ranks_of: RanksOf) -> None:
+    """The colwise half of a pair is a layer of the model, and the rowwise half with its dropout another one.
+
+    What the first half had put aside, the common random numbers, came back in the second one: its forward dropped by
+    the first layer's numbers, its recomputation, where it runs alone, by its own, and gradients were off by a tenth.
+    """
+    torch.manual_seed(14)
+    half = [nn.Sequential(nn.Linear(6, 8), nn.Tanh()), nn.Sequential(nn.Linear(8, 6), nn.Dropout(0.4))]
+    plain = nn.Sequential(nn.Linear(6, 6), *copy.deepcopy(half), *copy.deepcopy(half), nn.Linear(6, 6)).double()
+    inputs, targets = torch.randn(8, 6).double(), torch.randn(8, 6).double()
+    split = copy.deepcopy(plain)
+    plain_training.step(plain, inputs, targets, F.mse_loss, pl.naive(1, 4), dropout=(torch.initial_seed(), 0))
+    with pl.Pipeline(
+        split,
+        pl.one_f_one_b(2, 4),
+        mesh=pl.Mesh(pp=2, tp=2),
+        tensor_parallel={"[13].0": "colwise", "[24].0": "rowwise"},
+        partition=partition,
+        remat=remat,
+        loss_fn=F.mse_loss,
+        ranks=ranks_of(4),
+    ) as pipe:
+        pipe.step(inputs, targets)
+        assert largest_difference(pipe.gradients(), gradients(plain)) < EQUAL
+
+
 def test_mesh_slices_of_a_layer_drop_features_of_their_own(ranks_of: RanksOf) -> None:
     """One sample, half of 8 hidden features dropped; `down.weight`'s gradient is 0 in the columns of those.
 

@@ -98,22 +98,24 @@ def _check_sizes(name: str, layer: nn.Linear, style: Style, tp: int) -> None:
 
 
 class Slices:
-    """The parameters of a rank's layers, of which those of the plan are split over `mesh`, this rank's tp group.
+    """The parameters of a rank's stages, of which those of the plan are split over `mesh`, this rank's tp group.
 
     Has to be made before anything holds the parameters: split ones are new objects.
     """
 
-    def __init__(self, layers: Iterable[nn.Module], styles: Mapping[str, Style], mesh: DeviceMesh | None) -> None:
+    def __init__(self, stages: Iterable[nn.Module], styles: Mapping[str, Style], mesh: DeviceMesh | None) -> None:
         self._order: dict[nn.Parameter, Tensor] = {}  # of the rows, where a matrix holds several
         self.several = mesh is not None
         self._place = 0 if mesh is None else mesh.get_local_rank()
         self._common: Tensor | None = None  # random numbers of all ranks, while this one draws its own
         if mesh is None:
             return
-        for whole in layers:
-            for name, layer in list(whole.named_modules()):
+        for stage in stages:
+            for name, layer in list(stage.named_modules()):
                 if name in styles and isinstance(layer, nn.Linear):
                     self._split(layer, styles[name], mesh)
+            for layer in stage.children():
+                layer.register_forward_pre_hook(self._draw_anew)
 
     @property
     def first(self) -> bool:
@@ -137,6 +139,10 @@ class Slices:
         if layer.training and self._common is None:
             self._common = torch.get_rng_state()
             torch.default_generator.manual_seed(int(torch.randint(2**62, ())) + self._place)
+
+    def _draw_anew(self, layer: nn.Module, args: Sequence[Any]) -> None:
+        """Every layer of the whole model begins with random numbers of its own, the same on all ranks of the group."""
+        self._common = None
 
     def _draw_together(self, layer: nn.Module, args: Sequence[Any]) -> None:
         """Behind the rowwise layer all have the same features again, and must drop the same ones."""
