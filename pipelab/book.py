@@ -106,7 +106,7 @@ def off(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> float:
 
     Raises ValueError where they are not equally many.
     """
-    pairs = [(a.double(), b.double()) for a, b in zip(found, wanted, strict=True)]
+    pairs = [(a.detach().double(), b.detach().double()) for a, b in zip(found, wanted, strict=True)]
     difference = fsum(float((a - b).square().sum()) for a, b in pairs)
     return sqrt(difference / fsum(float(b.square().sum()) for _, b in pairs))
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import pipelab as pl
 from pipelab import theory
 from pipelab.dependencies import graph
+from pipelab.published import ZERO_BUBBLE
 
 GIB = 2**30
 slots = pl.Costs(F=0.5, B=0.5)  # a forward and a backward are one slot together
@@ -203,6 +204,12 @@ ZB_H2 = (0.1083, 0.0837, 0.0444, 0.0698, 0.0559, 0.0294, 0.0672, 0.0516, 0.0266)
 # the same orders, with every dependency kept, and as printed
 STRICT = (0.1090, 0.0847, 0.0461, 0.0827, 0.0644, 0.0328, 0.1136, 0.0878, 0.0459)
 PRINTED = (0.1055, 0.0818, 0.0443, 0.0808, 0.0628, 0.0320, 0.1104, 0.0852, 0.0445)
+
+
+def test_facts_that_chapters_read_are_these():
+    assert [(s.layers, s.p, s.m, s.F, s.I, s.W, s.c) for s in ZERO_BUBBLE] == ROWS
+    columns = zip(*((s.one_f_one_b, s.zb_h1, s.zb_h2, s.interleaved) for s in ZERO_BUBBLE), strict=True)
+    assert list(columns) == [ONE_F_ONE_B, ZB_H1, ZB_H2, PRINTED]
 
 
 def rate(cost, m, F, I, W):

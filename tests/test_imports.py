@@ -28,7 +28,7 @@ LAW = (
     ("simulate",),
     ("memory",),
     ("schedules", "versions"),
-    ("partition", "mesh", "lower", "theory", "models", "layers", "data", "profiling"),
+    ("partition", "mesh", "lower", "theory", "models", "layers", "data", "profiling", "published"),
     ("planner",),
     ("ranks",),
     ("engine",),
