@@ -1,4 +1,4 @@
-"""Measured times and computed rates that a paper prints: what chapters recompute, and where one of them does not add up.
+"""Times and rates as a paper prints them: what chapters recompute, and where one column does not add up.
 
 P. Qi, X. Wan, G. Huang, M. Lin, *Zero Bubble Pipeline Parallelism*, ICLR 2024, arXiv 2401.10241, tables 5 and 9.
 """
