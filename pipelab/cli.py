@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pipelab.data import Digits
     from pipelab.schedule import Schedule
 
+_RULES = {"pipedream_2bw": "two_buffered"}  # which version of its weights an action uses, where it is not the usual one
 _NAMES = {"1f1b": "one_f_one_b", **{name: name for name in SCHEDULES}}
 
 
@@ -120,6 +121,7 @@ def _run(options: argparse.Namespace) -> int:
             ranks=ranks,
             pace=pace,
             clock=options.clock,
+            weights=_RULES.get(schedule.name, "stashing"),
         )
         print(schedule)
         for step, (inputs, targets) in enumerate(_steps(digits, options.batch, options.steps)):

@@ -73,6 +73,11 @@ class Schedule:
         """Whether some backward runs as two actions, I and W."""
         return any(a.kind is Kind.I for order in self.ranks for a in order)
 
+    @cached_property
+    def has_updates(self) -> bool:
+        """Whether weights are updated on the way, by actions U, and not once after all of them."""
+        return any(a.kind is Kind.U for order in self.ranks for a in order)
+
     def stages_on(self, rank: int) -> tuple[int, ...]:
         """The stages that `rank` holds, smallest first."""
         return tuple(stage for stage, holder in enumerate(self.placement) if holder == rank)

@@ -65,7 +65,7 @@ def with_updates(schedule: Schedule, steps: int = 1) -> Schedule:
     already.
     """
     count = positive_integer("steps", steps)
-    if any(action.kind is Kind.U for order in schedule.ranks for action in order):
+    if schedule.has_updates:
         raise ScheduleError(f"schedule {schedule.name!r} has updates (U) already, and would have two kinds of them")
     m, ranks = schedule.num_microbatches, []
     for order in schedule.ranks:

@@ -5,6 +5,10 @@ A new builder is one row in each table here, and test_schedules.py does the rest
 
 from hypothesis import strategies as st
 
+import pipelab as pl
+
+FLUSHED = tuple(name for name, build in pl.SCHEDULES.items() if not build(2, 4).has_updates)  # one update, after all
+
 _counts = st.integers(1, 9)
 
 
@@ -32,6 +36,13 @@ def _two_a_rank(draw):
     return {"num_ranks": p, "num_microbatches": draw(st.integers(2 * p, 3 * p + 1))}
 
 
+@st.composite
+def _in_updates(draw):
+    p = draw(st.integers(1, 4))
+    group = p + draw(st.integers(0, 2))
+    return {"num_ranks": p, "num_microbatches": group * draw(st.integers(1, 3)), "microbatches_per_update": group}
+
+
 SIZES = {
     "naive": _any(),
     "gpipe": _any(),
@@ -45,6 +56,7 @@ SIZES = {
     "v_min": _any(),
     "dualpipe_v": _two_a_rank(),
     "pipedream": _any(),
+    "pipedream_2bw": _in_updates(),
 }
 
 # by hand, from the sentence in each builder's docstring
@@ -147,6 +159,14 @@ GOLDEN = {
         rank 1: 1F0 1B0 1U0 1F1 1B1 1U1 1F2 1B2 1U2
         """,
     ),
+    "pipedream_2bw": (
+        {"num_ranks": 2, "num_microbatches": 4},
+        """
+        pipedream_2bw: 2 ranks, 4 micro-batches, stages on ranks 0 1
+        rank 0: 0F0 0F1 0B0 0F2 0B1 0U1 0F3 0B2 0B3 0U3
+        rank 1: 1F0 1B0 1F1 1B1 1U1 1F2 1B2 1F3 1B3 1U3
+        """,
+    ),
 }
 
 # sizes that a builder refuses although each is a positive integer, and what it then says
@@ -159,5 +179,15 @@ REFUSED = {
         ({"num_ranks": 4, "num_microbatches": 9, "stages_per_rank": 2}, "a multiple of its 4 ranks.*the nearest is 8"),
         ({"num_ranks": 4, "num_microbatches": 11, "stages_per_rank": 3}, "got 11; the nearest is 12"),
         ({"num_ranks": 4, "num_microbatches": 1, "stages_per_rank": 2}, "got 1; the nearest is 4"),
+    ],
+    "pipedream_2bw": [
+        (
+            {"num_ranks": 4, "num_microbatches": 10},
+            "a multiple of the 4 micro-batches of.*got 10; the nearest is 8",
+        ),
+        (
+            {"num_ranks": 4, "num_microbatches": 6, "microbatches_per_update": 3},
+            "at least as many .*: got 3 for 4 ranks",
+        ),
     ],
 }

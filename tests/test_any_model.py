@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plain_training import largest_difference, same_to_the_bit
+from schedule_sizes import FLUSHED
 from torch import Tensor, nn
 
 import pipelab as pl
@@ -123,7 +124,7 @@ PARTS: dict[str, Callable[[], list[nn.Module]]] = {
     "half frozen": lambda: [frozen("weight"), nn.Tanh(), frozen("bias")],
     "shared": shared,
 }
-PLANS = [name for name in pl.SCHEDULES if name != "pipedream"]  # which updates on the way
+PLANS = FLUSHED
 
 
 @st.composite

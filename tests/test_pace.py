@@ -11,6 +11,7 @@ import cloudpickle
 import pytest
 import torch
 import torch.nn.functional as F
+from schedule_sizes import FLUSHED
 from torch import Tensor, nn
 
 import pipelab as pl
@@ -40,7 +41,7 @@ def deadlines(trace: pl.Trace) -> dict[tuple[Any, bool], float]:
 @pytest.mark.parametrize(
     ("name", "p", "costs"),
     [
-        *[(name, 3, EVEN) for name in pl.SCHEDULES if name not in ("pipedream", "dualpipe_v")],
+        *[(name, 3, EVEN) for name in FLUSHED if name != "dualpipe_v"],
         *[(name, 3, UNEVEN) for name in ("naive", "gpipe", "one_f_one_b", "zb_h1", "zb_h2")],
         *[(name, 3, LINK) for name in ("gpipe", "one_f_one_b")],
     ],

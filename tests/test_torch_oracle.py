@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from plain_training import largest_difference, same_to_the_bit
+from schedule_sizes import FLUSHED
 from torch import Tensor, nn
 
 import pipelab as pl
@@ -106,7 +107,7 @@ def batch(size: int) -> tuple[Tensor, Tensor]:
 
 
 PLANS: dict[str, Callable[[int, int], pl.Schedule]] = {
-    **{name: build for name, build in pl.SCHEDULES.items() if name != "pipedream"},  # torch does not know updates
+    **{name: pl.SCHEDULES[name] for name in FLUSHED},  # torch does not know updates
     "search": lambda p, m: pl.search(p, m, memory_limit=p),
     "search, in a V": lambda p, m: pl.search(p, m, memory_limit=p, placement="v"),
     "by hand": lambda p, m: by_hand(p, m),

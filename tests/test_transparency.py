@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from pairwise import covering, everything
 from plain_training import largest_difference, same_to_the_bit
+from schedule_sizes import FLUSHED
 from torch import Tensor, nn
 
 import pipelab as pl
@@ -38,7 +39,7 @@ SIZES = [
     (4, 8),
 ]  # ranks, micro-batches; also fewer micro-batches than ranks
 LOOPED = ("interleaved", "breadth_first")
-RUNS = [name for name in pl.SCHEDULES if name != "pipedream"]  # which updates between micro-batches
+RUNS = FLUSHED
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from pipelab.action import Kind
 from pipelab.engine.options import Options
 from pipelab.engine.tying import Tie
 from pipelab.errors import EngineError, SizeError
@@ -60,7 +59,7 @@ def check_mesh(
     """Raise EngineError, with all reasons, for what a mesh cannot do; `split` are the names of split layers."""
     reasons = []
     several = mesh.num_ranks > mesh.pp
-    if several and any(action.kind is Kind.U for order in schedule.ranks for action in order):
+    if several and schedule.has_updates:
         reasons.append(
             f"schedule {schedule.name!r} updates weights on the way (U), where replicas and slices do not meet"
         )

@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from pipelab.action import Kind
 from pipelab.costs import Costs
 from pipelab.errors import EngineError
 from pipelab.schedule import Schedule
@@ -91,7 +90,7 @@ class Options:
 
     def fit(self, schedule: Schedule) -> None:
         """Raise CostError where `pace` is for other stages, EngineError for float16 with updates on the way."""
-        if self.precision == "fp16" and any(action.kind is Kind.U for order in schedule.ranks for action in order):
+        if self.precision == "fp16" and schedule.has_updates:
             raise EngineError(
                 f"schedule {schedule.name!r} updates the weights on the way, and no rank could leave out an update for "
                 "the gradients of another that overflow: take precision='bf16', or 'fp32'"

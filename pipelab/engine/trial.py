@@ -63,7 +63,7 @@ def trial(
         raise SizeError(
             f"a trial starts a process a rank, {MOST_RANKS} at most; this schedule has {schedule.num_ranks} ranks"
         )
-    if any(action.kind is Kind.U for order in schedule.ranks for action in order):
+    if schedule.has_updates:
         raise EngineError(
             f"schedule {schedule.name!r} has weight updates among its actions (kind U), so its gradients are not those "
             "of plain training, which a trial compares: train it with Pipeline(...), and compare with pipelab.replay"

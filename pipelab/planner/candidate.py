@@ -7,7 +7,6 @@ from functools import cache
 from inspect import signature
 from typing import NamedTuple
 
-from pipelab.action import Kind
 from pipelab.schedule import Schedule
 from pipelab.schedules import SCHEDULES
 
@@ -77,13 +76,12 @@ class Traits(NamedTuple):
 def traits(schedule: str) -> Traits:
     """The traits of a schedule, read off a small one."""
     small = SCHEDULES[schedule](2, 4)
-    kinds = {action.kind for order in small.ranks for action in order}
     return Traits(
         any_stages="stages_per_rank" in signature(SCHEDULES[schedule]).parameters,
         stages_per_rank=small.stages_per_rank,
         v_shaped=small.placement[2:3] == (1,),
-        splits=Kind.I in kinds,
-        updates=Kind.U in kinds or schedule == "pipedream",
+        splits=small.splits_backward,
+        updates=small.has_updates,
     )
 
 

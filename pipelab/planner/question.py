@@ -99,7 +99,7 @@ def divisors_of(number: int) -> list[int]:
 
 
 _WORDS = {
-    "schedule": tuple(name for name in SCHEDULES if name != "pipedream"),  # without a flush there is no step to plan
+    "schedule": tuple(name for name in SCHEDULES if not traits(name).updates),  # without a flush, no step to plan
     "remat": REMATS,
     "sharding": SHARDINGS,
 }

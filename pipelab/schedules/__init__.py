@@ -23,7 +23,7 @@ from pipelab.schedules.zb_h1 import zb_h1
 from pipelab.schedules.zb_h2 import zb_h2
 from pipelab.schedules.zb_v import zb_v
 
-__all__ = ["SCHEDULES", "pipedream_2bw", "search"]
+__all__ = ["SCHEDULES", "search"]
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "naive": naive,
@@ -38,4 +38,5 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "v_min": v_min,
     "dualpipe_v": dualpipe_v,
     "pipedream": pipedream,
+    "pipedream_2bw": pipedream_2bw,
 }

@@ -18,11 +18,11 @@ def pipedream(num_ranks: int, num_microbatches: int) -> Schedule:
     """
     p = positive_integer("num_ranks", num_ranks)
     m = positive_integer("num_microbatches", num_microbatches)
-    ranks = (with_updates(order) for order in one_f_one_b(p, m).ranks)
+    ranks = (updating(order) for order in one_f_one_b(p, m).ranks)
     return Schedule("pipedream", tuple(ranks), tuple(range(p)), m)
 
 
-def with_updates(order: tuple[Action, ...], *, every: int = 1) -> tuple[Action, ...]:
+def updating(order: tuple[Action, ...], *, every: int = 1) -> tuple[Action, ...]:
     """`order` with an update behind the backward of every micro-batch that is the last of `every`."""
     steps: list[Action] = []
     for action in order:

@@ -7,7 +7,6 @@ from contextlib import suppress
 from functools import lru_cache
 from inspect import signature
 
-from pipelab.action import Kind
 from pipelab.captions import counted
 from pipelab.errors import SizeError
 from pipelab.memory import peak_activations
@@ -53,15 +52,11 @@ def best_known(task: Task) -> Trace:
     )
     plans = [found]
     for _, plan in _published(task.num_ranks, task.num_microbatches, task.stages_per_rank):
-        if (plan.placement, plan.splits_backward) == (found.placement, found.splits_backward) and not _updates(plan):
+        if (plan.placement, plan.splits_backward) == (found.placement, found.splits_backward) and not plan.has_updates:
             plans.append(plan)
     traces = [simulate(plan, task.costs) for plan in plans]
     within = [trace for trace in traces if max(peak_activations(trace)) <= limit + _HAIR]
     return min(within, key=lambda trace: (round(trace.makespan, 9), max(peak_activations(trace))))
-
-
-def _updates(schedule: Schedule) -> bool:
-    return any(action.kind is Kind.U for order in schedule.ranks for action in order)
 
 
 def score(board: Board) -> tuple[str, ...]:

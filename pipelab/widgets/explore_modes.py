@@ -73,7 +73,7 @@ def state(film: Film, time: float) -> tuple[str, tuple[str, ...]]:
     """What every rank holds at `time`: version of its weights, activations, gradients so far; a table and sentences."""
     trace, moment = film.trace, film.at(time)
     m, done = trace.schedule.num_microbatches, time >= trace.end
-    updates = any(span.action.kind is Kind.U for span in trace.spans)
+    updates = trace.schedule.has_updates
     rows = []
     for rank, row in enumerate(trace.by_rank):
         ended = [span.action for span in row if span.end <= time and not span.recompute]
@@ -90,7 +90,7 @@ def state(film: Film, time: float) -> tuple[str, tuple[str, ...]]:
         rows.append([f"rank {rank}", str(version), _listed(whole + inputs), _listed(late), gradients])
     head = ["", "weights' version", "activations kept", "kept for W", f"gradients summed, of {m}"]
     if updates:
-        rule = "Every rank updates after each backward, so at one time ranks have weights of different versions."
+        rule = "Ranks update between two micro-batches, so at one time they have weights of different versions."
     elif done:
         rule = "All gradients are there: every rank updates, and its weights are of version 1."
     else:
