@@ -4,6 +4,7 @@
     python -m tools.exercises --check                change nothing, fail where exercises/ is not what would be written
     python -m tools.exercises --seed 7 --out FOLDER  the same assignments with other numbers, somewhere else
 
+A notebook without a cell that nbgrader knows is no assignment and stays where it is.
 The same masters give the same bytes. A solution that stands outside its markers cannot be seen by a program; that an
 unsolved notebook earns nothing is a test (tests/exercises/).
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import nbformat
 
-from pipelab.grading.markers import MARKERS, AssignmentError, student_notebook, with_seed
+from pipelab.grading.markers import MARKERS, AssignmentError, is_master, student_notebook, with_seed
 from tools.book import to_text
 from tools.hosted import hosted, repository
 
@@ -31,6 +32,8 @@ def made_from(masters: Path, seed: int | None = None) -> dict[Path, str]:
         if ".ipynb_checkpoints" in path.parts:
             continue
         notebook = nbformat.read(path, as_version=4)
+        if not is_master(notebook):
+            continue
         try:
             notebook = student_notebook(notebook if seed is None else with_seed(notebook, seed))
         except AssignmentError as error:

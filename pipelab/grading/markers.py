@@ -55,6 +55,11 @@ def points_of(cell: Cell) -> float:
     return float(cell["metadata"]["nbgrader"]["points"]) if is_check(cell) else 0.0
 
 
+def is_master(notebook: Notebook) -> bool:
+    """Whether this notebook is an assignment at all: it has a cell that nbgrader knows."""
+    return any(task_of(cell) for cell in notebook["cells"])
+
+
 def cells_by_task(notebook: Notebook) -> Iterator[tuple[str, Cell]]:
     """Each cell that nbgrader knows, with its name."""
     return ((task_of(cell), cell) for cell in notebook["cells"] if task_of(cell))

@@ -13,10 +13,19 @@ from typing import Any
 
 import nbformat
 
-from pipelab.grading.markers import Notebook, is_answer, is_check, points_of, student_notebook, task_of, with_seed
+from pipelab.grading.markers import (
+    Notebook,
+    is_answer,
+    is_check,
+    is_master,
+    points_of,
+    student_notebook,
+    task_of,
+    with_seed,
+)
 
 ROOT = Path(__file__).parents[2]
-MASTERS = sorted((ROOT / "solutions").glob("*.ipynb"))
+MASTERS = [path for path in sorted((ROOT / "solutions").glob("*.ipynb")) if is_master(nbformat.read(path, 4))]
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,13 @@ def test_exercises_agree_with_their_masters() -> None:
     assert exercises.main(["--check"]) == 0
 
 
+def test_exercises_are_made_of_assignments_alone(folders: list[str]) -> None:
+    shutil.copy(ROOT / "solutions" / "self_tests.ipynb", folders[1])
+    assert exercises.main([*folders, "--check"]) == 0
+    assert exercises.main(folders) == 0
+    assert not out(folders).with_name("self_tests.ipynb").exists()
+
+
 def test_exercises_are_the_same_bytes_each_time(folders: list[str]) -> None:
     first = out(folders).read_bytes()
     assert exercises.main(folders) == 0
