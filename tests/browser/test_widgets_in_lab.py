@@ -29,7 +29,7 @@ def changed(page: Any, selector: str, before: str) -> str:
 
 def says(page: Any, selector: str, text: str) -> None:
     page.wait_for_function(
-        "([s, t]) => document.querySelector(s)?.textContent.includes(t)", arg=[selector, text], timeout=20_000
+        "([s, t]) => document.querySelector(s)?.textContent.includes(t)", arg=[selector, text], timeout=60_000
     )
 
 
