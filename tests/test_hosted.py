@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -121,18 +122,21 @@ def test_hosted_cell_installs_where_pipelab_is_missing_and_does_nothing_elsewher
 def test_hosted_exercises_have_the_cells_that_their_masters_do_not(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name(root, GITHUB)
     monkeypatch.setattr("tools.exercises.ROOT", root)
-    made = made_from(root / "notebooks")
-    (path,) = made
-    badge, install = nbformat.reads(made[path], as_version=4).cells[1:3]
+    (root / "solutions").mkdir()
+    shutil.copy(ROOT / "solutions" / "01_partitioning.ipynb", root / "solutions")
+    ((path, text),) = made_from(root / "solutions").items()
+    badge, install = nbformat.reads(text, as_version=4).cells[1:3]
     assert f"blob/main/exercises/{path}" in badge.source
     assert install.id == "hosted-install"
-    (other_numbers,) = made_from(root / "notebooks", seed=7).values()
+
+    (other_numbers,) = made_from(root / "solutions", seed=7).values()
     assert "hosted-install" in other_numbers
     assert "hosted-badge" not in other_numbers  # it would open the exercise with the old ones
 
-    (root / "made").mkdir()
-    (root / "made" / path).write_text(made[path])
-    assert complaints(made, root / "made") == []
+    (root / EXERCISE).unlink()
+    (root / "exercises" / path).write_text(text)
+    assert run(root) == 0  # make links and make exercises agree on every byte
+    assert complaints({path: text}, root / "exercises") == []
 
 
 def test_hosted_cells_pass_the_linter(root: Path) -> None:
