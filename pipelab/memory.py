@@ -8,6 +8,7 @@ f ─ ─ ─ ─► f again ─► B           with remat only the stage's inpu
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -68,6 +69,19 @@ class MemoryCurve:
     def peak(self) -> Curve:
         """The most bytes that each rank keeps at once."""
         return tuple(max(row, default=0.0) for row in self.total)
+
+    @classmethod
+    def measured(cls, trace: Trace, held: Sequence[Sequence[float]]) -> MemoryCurve:
+        """What a run has counted: `held[r][i]` bytes from the end of `trace.by_rank[r][i]` on, as in `StepResult`.
+
+        How much of it waits for W alone is not known; it stands in `until_input`, too.
+        Raises CostError where `held` has not one number for every span of the trace.
+        """
+        spans, numbers = ([len(row) for row in rows] for rows in (trace.by_rank, held))
+        if spans != numbers:
+            raise CostError(f"the ranks of {trace.schedule.name!r} ran {spans} spans, but held has {numbers} numbers")
+        times = tuple(tuple(span.end for span in row) for row in trace.by_rank)
+        return cls(times, tuple(map(tuple, held)), tuple((0.0,) * count for count in spans))
 
     def pairs(self) -> tuple[tuple[tuple[float, float], ...], ...]:
         """The total as (time, bytes) pairs, one tuple a rank, as `Trace.to_chrome` takes its counters."""

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 import pipelab as pl
 from pipelab.errors import CostError
+from pipelab.memory import MemoryCurve
 
 small = st.integers(1, 8)
 
@@ -85,3 +86,12 @@ def test_memory_refuses_a_trace_that_recomputes_where_remat_is_not_said():
 def test_memory_refuses_a_weight_part_that_is_no_part(weight_part):
     with pytest.raises(CostError, match="weight_part must be"):
         pl.peak_activations(pl.simulate(pl.gpipe(2, 3)), weight_part)
+
+
+def test_memory_measured_holds_each_number_from_the_end_of_its_span():
+    trace = pl.simulate(pl.gpipe(2, 1), pl.Costs(F=1, B=2))
+    curve = MemoryCurve.measured(trace, [[5, 0], [7, 0]])
+    assert curve.pairs() == (((1, 5), (6, 0)), ((2, 7), (4, 0)))
+    assert curve.peak == (5, 7)
+    with pytest.raises(pl.CostError, match=r"ran \[2, 2\] spans, but held has \[2, 1\] numbers"):
+        MemoryCurve.measured(trace, [[5, 0], [7]])
