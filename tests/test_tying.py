@@ -179,3 +179,12 @@ class Detached(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.weight.detach())
+
+
+def test_tying_sends_one_gradient_in_either_direction(ranks_of: RanksOf) -> None:
+    """Nine embedded words of four bytes a number go on, their gradients come back, and so does the shared matrix's."""
+    with pl.Pipeline(model(), PLANS["gpipe"], loss_fn=F.cross_entropy, ranks=ranks_of(2)) as pipe:
+        result = pipe.step(*batch())
+        assert pipe.step(*batch()).sent_bytes == result.sent_bytes
+    each = 4 * (9 * WIDTH + VOCAB * WIDTH)
+    assert result.sent_bytes == result.axis_bytes["pp"] == (each, each)

@@ -22,7 +22,7 @@ from pipelab.engine.deal import deal
 from pipelab.engine.fit import check_device, check_mesh, check_ranks, usual_device
 from pipelab.engine.loss import whole
 from pipelab.engine.options import Clock, LossFunction, OptimizerFactory, Options, Remat, SchedulerFactory
-from pipelab.engine.resident import Recipe
+from pipelab.engine.recipe import Recipe
 from pipelab.engine.result import StepResult, check_finite, put_together
 from pipelab.engine.stashing import plan
 from pipelab.engine.tensor_parallel import SplitPlan, resolve

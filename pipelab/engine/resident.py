@@ -5,91 +5,43 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from pipelab.action import Action, Kind
+from pipelab.action import Kind
 from pipelab.engine.batchnorm import MinibatchStatistics
 from pipelab.engine.checkpoint import load_optimizer_state, optimizer_state
 from pipelab.engine.collectives import AllReduced, ring_bytes
-from pipelab.engine.data_parallel import Replicas
 from pipelab.engine.deferred import Deferral
 from pipelab.engine.device import Device, device_of
-from pipelab.engine.groups import join
+from pipelab.engine.holder import Holder
 from pipelab.engine.live_bytes import LiveBytes
 from pipelab.engine.loss import Loss, Part
 from pipelab.engine.message import Value, unwrap
 from pipelab.engine.nccl import open_channel
-from pipelab.engine.options import Options
 from pipelab.engine.pace import Pace
+from pipelab.engine.recipe import Recipe, Report
 from pipelab.engine.scaling import LossScale
 from pipelab.engine.segment import computing_in
 from pipelab.engine.stage import Stage
 from pipelab.engine.stashing import Stash
-from pipelab.engine.tensor_parallel import Slices, Style
-from pipelab.engine.tying import Shared
+from pipelab.engine.tensor_parallel import Slices
 from pipelab.engine.update import Update
-from pipelab.engine.worker import Arrival, Timing, Worker
+from pipelab.engine.worker import Worker
 from pipelab.errors import EngineError
-from pipelab.lower import Instruction
-from pipelab.mesh import Mesh
 from pipelab.ranks import doing, local_state
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """What a rank needs to take part in a pipeline. Layers bear the names that they have in the whole model."""
-
-    layers: Mapping[int, tuple[int, nn.Sequential]]  # by stage: the number of its first layer, and its layers
-    program: Sequence[Instruction]
-    sources: Mapping[Action, Action]
-    num_stages: int
-    num_microbatches: int
-    last_rank: int  # the one with the last stage
-    versions: Mapping[Action, int]  # of the weights that its actions use, where they are updated on the way
-    groups: Sequence[Sequence[int]]  # and the micro-batches that each update takes
-    ties: Sequence[Mapping[int, str]]  # parameters that other ranks have too: one of their names, by rank
-    mesh: Mesh  # ranks of the pipeline, as above, are its pp coordinates
-    styles: Mapping[str, Style]  # the layers that are split over tp, by name
-    options: Options
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a rank tells of a step. `loss` is known on the last stage's rank only; bytes are those of tensors."""
-
-    timings: Sequence[Timing]
-    arrivals: Sequence[Arrival]
-    loss: Part | None
-    gradient_norm: float | None
-    peak_bytes: int | None
-    held_bytes: Sequence[int]  # after each of the timings, where memory is measured
-    sent_bytes: Mapping[str, int]  # along each axis of the mesh
-    step: int
-    finite: bool  # whether the gradients of this rank were numbers, or in float16 the scale deals with it
-    skipped: bool  # whether no rank has updated, because some gradient was not finite
-    held_versions: int  # of the weights, at the most
-
-
-class Resident:
-    """One rank's part of a pipeline."""
+class Resident(Holder):
+    """One rank's part of a pipeline: what it does with the layers that it holds."""
 
     def __init__(self, recipe: Recipe) -> None:
         options = recipe.options
         self._recipe, self._options = recipe, options
         self.device = device_of(options.device)
-        self._modules = self.device.take_in(nn.ModuleList(layers for _, layers in recipe.layers.values()))
-        groups = join(recipe.mesh)
-        self._slices = Slices(self._modules, recipe.styles, groups.slices)
-        by_name = dict(self._named_parameters())
-        shared = [Shared(by_name[names[groups.at.pp]], list(names), groups.pipeline) for names in recipe.ties]
-        parameters = list(self._modules.parameters())
-        self._replicas = Replicas(
-            parameters, groups, sharded=options.data_parallel == "shard", tied=[one.parameter for one in shared]
-        )
+        super().__init__(recipe, self.device)
+        groups, parameters = self._groups, list(self._modules.parameters())
         self._scale = LossScale() if options.precision == "fp16" else None
         self._update = Update(
             parameters,
@@ -102,7 +54,7 @@ class Resident:
             skip_nan=options.nan == "raise",
             scale=self._scale,
             root=recipe.last_rank,
-            shared=shared,
+            shared=self._shared,
         )
         minibatch = options.batchnorm == "minibatch"
         self._statistics = MinibatchStatistics(self._modules, recipe.num_microbatches) if minibatch else None
@@ -178,21 +130,21 @@ class Resident:
             norm = self._update.finish(loss[1] if loss else None, update, loss=loss[0] if loss else None)
         self._steps += 1
         return Report(
-            worker.timings,
-            worker.arrivals,
-            loss,
-            norm,
-            memory.peak if memory else None,
-            worker.held,
-            {
+            timings=worker.timings,
+            arrivals=worker.arrivals,
+            loss=loss,
+            gradient_norm=norm,
+            peak_bytes=memory.peak if memory else None,
+            held_bytes=worker.held,
+            sent_bytes={
                 "dp": self._replicas.take_bytes(),
-                "pp": worker.channel.take_sent_bytes(),
+                "pp": worker.channel.take_sent_bytes() + sum(shared.take_sent_bytes() for shared in self._shared),
                 "tp": round(ring_bytes("all_reduce", summed.bytes, self._recipe.mesh.tp)) if summed else 0,
             },
-            self._steps - 1,
-            self._update.finite or self._scale is not None,
-            self._update.skipped,
-            self._stash.peak if self._stash else 1,
+            step=self._steps - 1,
+            finite=self._update.finite or self._scale is not None,
+            skipped=self._update.skipped,
+            held_versions=self._stash.peak if self._stash else 1,
         )
 
     def _shares_of_updates(self, shares: Sequence[float]) -> Sequence[float] | None:
@@ -243,34 +195,6 @@ class Resident:
                 self._loss(unwrap(output), microbatch)
         return self._loss.part
 
-    def gradients(self) -> dict[str, Tensor | None]:
-        """The gradient of every parameter that this rank answers for, by its name in the whole model."""
-        found = {}
-        for name, parameter in self._named_parameters():
-            gradient = parameter.grad
-            whole = None if gradient is None else self._slices.whole(parameter, gradient.detach())
-            if self._slices.first and self._replicas.owns(parameter):
-                found[name] = whole
-        return found
-
-    def state(self) -> dict[str, Any]:
-        """The `state_dict` of this rank's layers, told by the first of all that have them."""
-        parameters = dict(self._named_parameters())
-        found = {}
-        for layers in self._modules:
-            for name, value in layers.state_dict().items():
-                found[name] = self._slices.whole(parameters[name], value) if name in parameters else value
-        return found if self._slices.first and self._replicas.first else {}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take the values of `state`, which has at least this rank's names."""
-        parameters = dict(self._named_parameters())
-        for layers in self._modules:
-            mine = {name: state[name] for name in layers.state_dict()}
-            for name in mine.keys() & parameters.keys():
-                mine[name] = self._slices.slice_of(parameters[name], mine[name])
-            layers.load_state_dict(mine)
-
     def training_state(self) -> dict[str, Any]:
         """What the next step depends on besides parameters and buffers."""
         optimizer = self._update.optimizer
@@ -302,11 +226,6 @@ class Resident:
         self._worker.inputs = ()
         for stage in self._worker.stages.values():
             stage.begin(self._steps)
-
-    def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """All parameters, under all their names in the whole model."""
-        for layers in self._modules:
-            yield from layers.named_parameters(remove_duplicate=False)
 
 
 def settle(key: int, recipe: Recipe, gone: Sequence[int]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pipelab.action import Action, Kind
 from pipelab.costs import Costs
 from pipelab.engine.loss import whole
-from pipelab.engine.resident import Report
+from pipelab.engine.recipe import Report
 from pipelab.errors import EngineError
 from pipelab.mesh import AXES, Mesh
 from pipelab.schedule import Schedule
@@ -33,8 +33,9 @@ class StepResult:
     updated, because a gradient was not finite, as happens in float16.
 
     On a mesh tuples have an entry for each of its ranks, and `trace` is that of the pipeline at dp 0, tp 0; `traces`
-    has all, by (dp, tp). `axis_bytes["tp"][r]` is what rank r sent along that axis: along "pp" its messages, along "dp"
-    and "tp" its collectives, counted as a ring sends them (see `pipelab.engine.collectives`).
+    has all, by (dp, tp). `axis_bytes["tp"][r]` is what rank r sent along that axis: along "pp" its messages, and the
+    gradients of weights that it shares with other stages; along "dp" and "tp" its collectives, counted as a ring sends
+    them (see `pipelab.engine.collectives`). A few numbers a step, as norms and verdicts, are not counted.
     """
 
     loss: float

@@ -49,21 +49,26 @@ def find_ties(pieces: Sequence[Piece], placement: Sequence[int]) -> list[Tie]:
     return [Tie([name for _, name in places], dict(sorted(places))) for places in seen.values() if len(places) > 1]
 
 
-class Shared(NamedTuple):
-    """A parameter of this rank that others of its pipeline have too; `ranks` are all of them, in order."""
+class Shared:
+    """A parameter of this rank that others of its `pipeline`, a group, have too; `ranks` are all of them, in order."""
 
-    parameter: nn.Parameter
-    ranks: Sequence[int]
-    pipeline: Any  # the group in which these are ranks
+    def __init__(self, parameter: nn.Parameter, ranks: Sequence[int], pipeline: Any) -> None:
+        self.parameter, self._ranks, self._pipeline = parameter, ranks, pipeline
+        self._sent_bytes = 0
 
     @property
     def counts_here(self) -> bool:
         """Whether this rank is the one that counts the parameter, where every parameter counts once."""
-        return self.ranks[0] == dist.get_rank(self.pipeline)
+        return self._ranks[0] == dist.get_rank(self._pipeline)
+
+    def take_sent_bytes(self) -> int:
+        """Bytes of gradients sent since this was asked last."""
+        sent, self._sent_bytes = self._sent_bytes, 0
+        return sent
 
     def add_up(self) -> None:
         """Make the gradient the sum of those of all ranks; None where all are None. All `ranks` must call it."""
-        first, *others = self.ranks
+        first, *others = self._ranks
         if self.counts_here:
             for rank in others:
                 other = self._receive(rank)  # [1]
@@ -77,16 +82,17 @@ class Shared(NamedTuple):
 
     def _send(self, rank: int) -> None:
         gradient = self.parameter.grad
-        dist.send(torch.tensor([gradient is not None]), group=self.pipeline, group_dst=rank, tag=_TAG)
+        dist.send(torch.tensor([gradient is not None]), group=self._pipeline, group_dst=rank, tag=_TAG)
         if gradient is not None:
             dense = gradient.to_dense() if gradient.is_sparse else gradient
-            dist.send(dense.contiguous().cpu(), group=self.pipeline, group_dst=rank, tag=_TAG)
+            self._sent_bytes += dense.nbytes
+            dist.send(dense.contiguous().cpu(), group=self._pipeline, group_dst=rank, tag=_TAG)
 
     def _receive(self, rank: int) -> Tensor | None:
         there = torch.empty(1, dtype=torch.bool)
-        dist.recv(there, group=self.pipeline, group_src=rank, tag=_TAG)
+        dist.recv(there, group=self._pipeline, group_src=rank, tag=_TAG)
         if not there:
             return None
         gradient = torch.empty(self.parameter.shape, dtype=self.parameter.dtype)
-        dist.recv(gradient, group=self.pipeline, group_src=rank, tag=_TAG)
+        dist.recv(gradient, group=self._pipeline, group_src=rank, tag=_TAG)
         return gradient.to(self.parameter.device)
