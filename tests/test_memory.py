@@ -68,6 +68,27 @@ def test_memory_curve_peaks_where_the_count_in_order_does_and_ends_empty(name, w
     assert [row[-1] for row in curve.total] == [0] * 4
 
 
+def test_memory_curve_keeps_all_of_it_for_w_and_no_inputs_unless_told():
+    trace = pl.simulate(pl.Schedule.from_text(SPLIT))
+    assert pl.memory_curve(trace, 100).until_weight[1] == (0, 100, 200, 100, 0)
+    remat = pl.simulate(pl.gpipe(3, 5), remat=True)
+    assert pl.memory_curve(remat, 100, remat=True).peak == (100,) * 3
+
+
+def test_memory_curve_with_remat_of_a_trace_that_does_not_show_it_begins_the_whole_with_b():
+    # one rank, F = 1, B = 2, and the recomputation is part of B
+    trace = pl.simulate(pl.gpipe(1, 1), pl.Costs(F=1, B=2))
+    assert pl.memory_curve(trace, 100, boundary=7, remat=True).pairs() == (((0, 7), (1, 107), (3, 0)),)
+
+
+def test_memory_curve_names_what_is_no_number_of_bytes():
+    trace = pl.simulate(pl.gpipe(2, 3))
+    with pytest.raises(CostError, match="^weight_part must be"):
+        pl.memory_curve(trace, 1, weight_part=-1)
+    with pytest.raises(CostError, match="^boundary must be"):
+        pl.memory_curve(trace, 1, boundary=-1, remat=True)
+
+
 def test_memory_curve_takes_bytes_per_stage():
     trace = pl.simulate(pl.gpipe(2, 3))
     assert pl.memory_curve(trace, (10, 1)).peak == (30, 3)

@@ -108,6 +108,12 @@ def test_partition_prints_stages_layers_and_costs():
     )
 
 
+def test_partition_prints_long_costs_short_and_no_bars_where_nothing_costs():
+    assert str(partition_layers([12345, 1], 2)).endswith(" 12,345  ████████████████████████\n    1  1:2          1")
+    assert str(partition_layers([1 / 3, 0], 2)).startswith("2 layers in 2 stages, heaviest 0.3333\n")
+    assert "█" not in str(partition_layers([0, 0], 2))
+
+
 @pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy, lambda cut: pickle.loads(pickle.dumps(cut))])
 def test_partition_survives_copy_and_pickle(clone):
     found = partition_layers([3, 1, 2], 2)

@@ -93,6 +93,21 @@ def test_link_queues_messages_of_one_direction():
     assert all(m.bytes == 100 for m in trace.messages)
 
 
+def test_link_carries_each_boundarys_bytes_in_both_directions():
+    trace = simulate(gpipe(4, 1), Costs(boundary_bytes=[10, 20, 30]))
+    # a stage's output, and later the gradient of that output, come from either side of one boundary
+    assert {str(m.action): m.bytes for m in trace.messages} == {
+        **{"0F0": 10, "1F0": 20, "2F0": 30},
+        **{"3B0": 30, "2B0": 20, "1B0": 10},
+    }
+
+
+def test_link_is_free_at_the_beginning():
+    # 2 bytes at 10 a second on an idle wire: sent at 0.1, there 0.2 later
+    trace = simulate(gpipe(2, 1), Costs(F=0.1, B=0.1, comm=Link(0, 10), boundary_bytes=2))
+    assert trace.messages[0].arrived == pytest.approx(0.3)
+
+
 def test_link_without_bytes_is_a_plain_delay():
     schedule = one_f_one_b(3, 5)
     assert simulate(schedule, Costs(comm=Link(0.5, 1))).spans == simulate(schedule, Costs(comm=0.5)).spans

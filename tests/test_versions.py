@@ -78,6 +78,7 @@ def test_versions_kept_are_those_of_the_papers(p, more):
     assert pl.stashed_versions(schedule, "stashing") == tuple(
         theory.weight_versions("stashing", p=p, r=r) for r in range(p)
     )
+    assert pl.stashed_versions(schedule) == pl.stashed_versions(schedule, "stashing")
     assert pl.stashed_versions(schedule, "vertical_sync") == (p,) * p
     assert pl.stashed_versions(schedule, "latest") == (1,) * p
     two = pl.pipedream_2bw(p, 4 * p, p)
