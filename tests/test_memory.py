@@ -83,9 +83,9 @@ def test_memory_curve_with_remat_of_a_trace_that_does_not_show_it_begins_the_who
 
 def test_memory_curve_names_what_is_no_number_of_bytes():
     trace = pl.simulate(pl.gpipe(2, 3))
-    with pytest.raises(CostError, match="^weight_part must be"):
+    with pytest.raises(CostError, match=r"^weight_part must be"):
         pl.memory_curve(trace, 1, weight_part=-1)
-    with pytest.raises(CostError, match="^boundary must be"):
+    with pytest.raises(CostError, match=r"^boundary must be"):
         pl.memory_curve(trace, 1, boundary=-1, remat=True)
 
 

@@ -97,8 +97,12 @@ def test_link_carries_each_boundarys_bytes_in_both_directions():
     trace = simulate(gpipe(4, 1), Costs(boundary_bytes=[10, 20, 30]))
     # a stage's output, and later the gradient of that output, come from either side of one boundary
     assert {str(m.action): m.bytes for m in trace.messages} == {
-        **{"0F0": 10, "1F0": 20, "2F0": 30},
-        **{"3B0": 30, "2B0": 20, "1B0": 10},
+        "0F0": 10,
+        "1F0": 20,
+        "2F0": 30,
+        "3B0": 30,
+        "2B0": 20,
+        "1B0": 10,
     }
 
 
