@@ -205,7 +205,7 @@ def test_fp16_skips_what_overflows_on_all_ranks_and_then_trains(
         steps += 1
         assert steps < 20
     pipe.save(tmp_path / "checkpoint.pt")
-    assert [part["scale"] for part in pipe._call("training_state", [(), ()])] == [(2.0 ** (16 - steps), 1)] * 2
+    assert [part["scale"] for part in pipe._remote.call("training_state")] == [(2.0 ** (16 - steps), 1)] * 2
     # The gradient of the last layer's bias is known: that of the mean of (output - target) squared.
     plain = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     plain.load_state_dict(before)

@@ -14,7 +14,6 @@ from torch import nn
 
 from pipelab.costs import Costs
 from pipelab.errors import EngineError
-from pipelab.schedule import Schedule
 from pipelab.versions import RULES
 
 Clock = Literal["anchored", "plain"]
@@ -87,17 +86,6 @@ class Options:
         norm = self.max_norm
         if norm is not None and not (isinstance(norm, int | float) and isfinite(norm) and norm > 0):
             raise EngineError(f"max_norm must be a positive number, or None for no limit, got {norm!r}")
-
-    def fit(self, schedule: Schedule) -> None:
-        """Raise CostError where `pace` is for other stages, EngineError for float16 with updates on the way."""
-        if self.precision == "fp16" and schedule.has_updates:
-            raise EngineError(
-                f"schedule {schedule.name!r} updates the weights on the way, and no rank could leave out an update for "
-                "the gradients of another that overflow: take precision='bf16', or 'fp32'"
-            )
-        if self.pace is not None:
-            self.pace.per_stage(schedule.num_stages)
-            self.pace.bytes_per_stage(schedule.num_stages)
 
 
 def _watches(optimizer: OptimizerFactory, scheduler: SchedulerFactory) -> bool:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -14,29 +12,24 @@ import torch
 from torch import Tensor, nn
 
 from pipelab.costs import Costs
-from pipelab.dependencies import graph
-from pipelab.engine import batch, checkpoint, keywords, resident
+from pipelab.engine import batch, checkpoint, keywords
 from pipelab.engine.batchnorm import check_layers
 from pipelab.engine.cut import cut
 from pipelab.engine.deal import deal
-from pipelab.engine.fit import check_device, check_mesh, check_ranks, usual_device
+from pipelab.engine.fit import check_mesh, check_options, check_ranks, check_updates, usual_device
 from pipelab.engine.loss import whole
 from pipelab.engine.options import Clock, LossFunction, OptimizerFactory, Options, Remat, SchedulerFactory
-from pipelab.engine.recipe import Recipe
+from pipelab.engine.recipe import recipes, sources
+from pipelab.engine.remote import Remote
 from pipelab.engine.result import StepResult, check_finite, put_together
-from pipelab.engine.stashing import plan
 from pipelab.engine.tensor_parallel import SplitPlan, resolve
 from pipelab.engine.tying import find_ties
-from pipelab.errors import CheckpointError, EngineError, RankError
-from pipelab.lower import lower
+from pipelab.errors import CheckpointError, EngineError
 from pipelab.mesh import Mesh
 from pipelab.ranks import Ranks
 from pipelab.schedule import Schedule
-from pipelab.versions import update_groups
 
 _THROUGH_HOSTS = "GPUs whose messages go through the hosts' memory, by gloo"
-_keys = itertools.count()
-_gone: weakref.WeakKeyDictionary[Ranks, list[int]] = weakref.WeakKeyDictionary()  # pipelines that ranks may forget
 
 
 class Pipeline:
@@ -122,53 +115,25 @@ class Pipeline:
             seed=torch.initial_seed() & (2**63 - 1),
         )
         mesh = check_ranks(schedule, ranks, mesh)
-        options.fit(schedule)
-        check_device(options.device, ranks, schedule)
-        program = lower(schedule)
+        check_options(options, schedule, ranks)
         pieces = cut(model, schedule.num_stages, partition)
         ties = find_ties(pieces, schedule.placement)
         styles = resolve(model, tensor_parallel, mesh.tp)
         check_mesh(mesh, options, schedule, ties, styles)
-        versions = plan(schedule, options, ties)
-        groups = [taken for update, taken in update_groups(schedule).items() if schedule.is_last_stage(update.stage)]
+        check_updates(options, schedule, ties)
         if batchnorm == "minibatch":
             check_layers(model)
-        g = graph(schedule)
         self.schedule = schedule
         self.mesh = mesh
         self.ranks = ranks
         self._pace, self._nan = pace, nan
         self._note = _THROUGH_HOSTS if options.device == "cuda" and ranks.backend == "gloo" else ""
-        self._updates = bool(groups)
-        self._sources = {g.actions[i]: g.actions[source] for i, source in enumerate(g.neighbour) if source >= 0}
+        self._sources = sources(schedule)
         self._shapes = {name: value.shape for piece in pieces for name, value in _tensors(piece.layers).items()}
         self._ties = [tie.names for tie in ties]
         self._taken = frozenset().union(*(keywords.taken_by(layer) for piece in pieces for layer in piece.layers))
-        self._over = ""  # why this pipeline can no longer be used
-        self._key = next(_keys)
-        forgotten = _gone.setdefault(ranks, [])
-        recipes = [
-            Recipe(
-                layers={stage: (pieces[stage].first, pieces[stage].layers) for stage in schedule.stages_on(rank)},
-                program=program.ranks[rank],
-                sources={a: self._sources[a] for a in schedule.ranks[rank] if a in self._sources},
-                num_stages=schedule.num_stages,
-                num_microbatches=schedule.num_microbatches,
-                last_rank=schedule.placement[-1],
-                versions={a: versions[a] for a in schedule.ranks[rank] if a in versions},
-                groups=groups,
-                ties=[tie.by_rank for tie in ties if rank in tie.by_rank and len(tie.by_rank) > 1],
-                mesh=mesh,
-                styles=styles,
-                options=options,
-            )
-            for rank in range(schedule.num_ranks)
-        ]
-        for_each = [recipes[mesh.coordinates(rank).pp] for rank in self._all]
-        ranks.run_each(resident.settle, [(self._key, recipe, tuple(forgotten)) for recipe in for_each])
-        forgotten.clear()
-        self._generation = ranks.generation
-        self._finalizer = weakref.finalize(self, forgotten.append, self._key)
+        of_rank = recipes(schedule, pieces, ties, mesh, styles, options)
+        self._remote = Remote(ranks, [of_rank[mesh.coordinates(rank).pp] for rank in self._all])
 
     def step(
         self, inputs: Any, targets: Any, *, kwargs: Mapping[str, Any] | None = None, update: bool = True
@@ -183,11 +148,11 @@ class Pipeline:
         number, unless such are ignored: parameters are then as before, and the pipeline goes on; RankError with the
         rank's own error where a rank fails: then the pipeline is over, and has to be built again.
         """
-        self._check_open()
-        if self._updates and not update:
+        self._remote.check_open()
+        if self.schedule.has_updates and not update:
             raise EngineError(f"update=False, but schedule {self.schedule.name!r} updates on the way")
         hands = self._deal(inputs, targets, kwargs)
-        reports = self._call("step", [(*each, update) for each in hands])
+        reports = self._remote.call("step", [(*each, update) for each in hands])
         result = put_together(self.schedule, self._sources, self._pace, self.mesh, reports)
         if self._note:
             result = replace(result, trace=replace(result.trace, note=self._note))
@@ -197,15 +162,15 @@ class Pipeline:
 
     def evaluate(self, inputs: Any, targets: Any, *, kwargs: Mapping[str, Any] | None = None) -> float:
         """The loss of the whole batch in eval mode, without gradients; afterwards all is as before."""
-        self._check_open()
-        losses = self._call("evaluate", self._deal(inputs, targets, kwargs, all_filled=False))
+        self._remote.check_open()
+        losses = self._remote.call("evaluate", self._deal(inputs, targets, kwargs, all_filled=False))
         return whole([losses[self._last(dp)] for dp in range(self.mesh.dp)])
 
     def predict(self, inputs: Any, *, kwargs: Mapping[str, Any] | None = None) -> Any:
         """The model's output for `inputs` in eval mode, without gradients; afterwards all is as before."""
-        self._check_open()
+        self._remote.check_open()
         hands = self._deal(inputs, None, kwargs, all_filled=False)
-        outputs = self._call("predict", [(parts, extras, len(shares)) for parts, _, extras, shares in hands])
+        outputs = self._remote.call("predict", [(parts, extras, len(shares)) for parts, _, extras, shares in hands])
         return batch.join([part for dp in range(self.mesh.dp) for part in outputs[self._last(dp)]])
 
     def gradients(self) -> dict[str, Tensor | None]:
@@ -218,13 +183,13 @@ class Pipeline:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take parameters and buffers from `state`; raises EngineError unless it has the model's names and shapes."""
-        self._check_open()
+        self._remote.check_open()
         if reasons := checkpoint.check_state(state, self._shapes):
             raise EngineError("\n  ".join(["the state_dict is not of this model, and nothing was loaded:", *reasons]))
         values = dict(state)
         for names in self._ties:
             values |= dict.fromkeys(names, state[names[-1]])  # the last one stays in the model, too
-        self._call("load_state", [(values,) for _ in self._all])
+        self._remote.call("load_state", [(values,) for _ in self._all])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint: parameters, buffers, the optimizer's state, and what dropout depends on.
@@ -232,8 +197,7 @@ class Pipeline:
         Its names are those of the model, whatever the split. Whatever happens, `path` is the old file or the whole new
         one. Raises CheckpointError where it cannot be written, or where gradients still wait for an update.
         """
-        self._check_open()
-        parts = self._call("training_state", [()] * len(self._all))
+        parts = self._remote.call("training_state")
         if any(part["waiting"] for part in parts):
             raise CheckpointError("gradients of step(..., update=False) wait for an update: save after that one")
         checkpoint.write(path, {"model": self.state_dict(), "training": checkpoint.merge(parts, self._ties)})
@@ -254,7 +218,7 @@ class Pipeline:
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(content["training"]["seed"])
                 pipe = cls(model, schedule, ranks=ranks, **options)
-            found = pipe._call("load_training_state", [(content["training"],) for _ in pipe._all])
+            found = pipe._remote.call("load_training_state", [(content["training"],) for _ in pipe._all])
             reasons = list(dict.fromkeys(reason for part in found for reason in part))
             if not reasons:
                 pipe.load_state_dict(content["model"])
@@ -264,11 +228,7 @@ class Pipeline:
 
     def close(self) -> None:
         """Let the ranks forget the stages. The ranks stay, for another pipeline."""
-        if not self._over:
-            self._over = "it was closed"
-            self._finalizer.detach()
-            if self.ranks.alive and self.ranks.generation == self._generation:
-                self.ranks.run(resident.leave, [self._key])
+        self._remote.close()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -279,7 +239,7 @@ class Pipeline:
         self.close()
 
     def __repr__(self) -> str:
-        state = f"over, because {self._over}" if self._over else "ready"
+        state = f"over, because {self._remote.over}" if self._remote.over else "ready"
         plan = self.schedule
         mesh = f" ({self.mesh})" if self.mesh.num_ranks > plan.num_ranks else ""
         return f"<Pipeline of {plan.num_stages} stages on {self.mesh.num_ranks} ranks{mesh}, {plan.name}: {state}>"
@@ -301,38 +261,13 @@ class Pipeline:
         places = map(self.mesh.coordinates, self._all)
         return [hands[at.dp].at(at.pp, self.schedule.placement) for at in places]
 
-    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        try:
-            return self.ranks.run_each(resident.call, [(self._key, method, *each) for each in arguments])
-        except BaseException as error:
-            if not self.ranks.alive or self.ranks.generation != self._generation:
-                self._over = f"its {method} failed ({_first_line(error)})"
-            if isinstance(error, RankError) and error.exception_type == EngineError.__qualname__:
-                raise EngineError(str(error)) from error
-            raise
-
     def _gather(self, method: str) -> dict[str, Any]:
         """The ranks' dicts as one, in the order of the model's layers."""
-        self._check_open()
-        found = {name: value for part in self._call(method, [()] * len(self._all)) for name, value in part.items()}
+        found = {name: value for part in self._remote.call(method) for name, value in part.items()}
         for names in self._ties:
             found |= dict.fromkeys(names, found[names[0]])  # one tensor, as in the model
         return {name: found.pop(name) for name in self._shapes if name in found} | found
 
-    def _check_open(self) -> None:
-        if not self._over and not (self.ranks.alive and self.ranks.generation == self._generation):
-            self._over = "its ranks ended or were started again"
-        if self._over:
-            raise EngineError(
-                f"this pipeline is over, because {self._over}. Build it again with Pipeline(model, schedule, ...); "
-                "to go on from earlier values, take Pipeline.load(path, model, schedule, ...) with the path of a "
-                "checkpoint, or give the new one a state_dict() of before by load_state_dict()"
-            )
-
 
 def _tensors(layers: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in layers.state_dict().items() if isinstance(value, Tensor)}
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__qualname__).splitlines()[0]

@@ -8,12 +8,17 @@ from dataclasses import dataclass
 from torch import nn
 
 from pipelab.action import Action
+from pipelab.dependencies import graph
+from pipelab.engine.cut import Piece
 from pipelab.engine.loss import Part
 from pipelab.engine.options import Options
 from pipelab.engine.tensor_parallel import Style
+from pipelab.engine.tying import Tie
 from pipelab.engine.worker import Arrival, Timing
-from pipelab.lower import Instruction
+from pipelab.lower import Instruction, lower
 from pipelab.mesh import Mesh
+from pipelab.schedule import Schedule
+from pipelab.versions import update_groups, weight_versions
 
 
 @dataclass(frozen=True)
@@ -49,3 +54,40 @@ class Report:
     finite: bool  # whether the gradients of this rank were numbers, or in float16 the scale deals with it
     skipped: bool  # whether no rank has updated, because some gradient was not finite
     held_versions: int  # of the weights, at the most
+
+
+def recipes(
+    schedule: Schedule,
+    pieces: Sequence[Piece],
+    ties: Sequence[Tie],
+    mesh: Mesh,
+    styles: Mapping[str, Style],
+    options: Options,
+) -> list[Recipe]:
+    """One for each rank of the schedule: all its replicas and slices have the same."""
+    program, reads = lower(schedule), sources(schedule)
+    versions = weight_versions(schedule, options.weights) if schedule.has_updates else {}
+    groups = [taken for update, taken in update_groups(schedule).items() if schedule.is_last_stage(update.stage)]
+    return [
+        Recipe(
+            layers={stage: (pieces[stage].first, pieces[stage].layers) for stage in schedule.stages_on(rank)},
+            program=program.ranks[rank],
+            sources={action: reads[action] for action in schedule.ranks[rank] if action in reads},
+            num_stages=schedule.num_stages,
+            num_microbatches=schedule.num_microbatches,
+            last_rank=schedule.placement[-1],
+            versions={action: versions[action] for action in schedule.ranks[rank] if action in versions},
+            groups=groups,
+            ties=[tie.by_rank for tie in ties if rank in tie.by_rank and len(tie.by_rank) > 1],
+            mesh=mesh,
+            styles=styles,
+            options=options,
+        )
+        for rank in range(schedule.num_ranks)
+    ]
+
+
+def sources(schedule: Schedule) -> dict[Action, Action]:
+    """For every action that reads from a neighbouring stage: the action there that makes the value."""
+    g = graph(schedule)
+    return {g.actions[i]: g.actions[source] for i, source in enumerate(g.neighbour) if source >= 0}

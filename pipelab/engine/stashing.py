@@ -16,18 +16,14 @@ no function.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from pipelab.action import Action, Kind
-from pipelab.engine.options import Options
-from pipelab.engine.tying import Tie
 from pipelab.engine.update import Update
 from pipelab.errors import EngineError
-from pipelab.schedule import Schedule
-from pipelab.versions import update_groups, weight_versions
 
 
 class Stash:
@@ -103,44 +99,3 @@ class Stash:
         if self._needed(self.loaded):
             self._kept[self.loaded] = kept
         self.loaded = version
-
-
-def plan(schedule: Schedule, options: Options, ties: Sequence[Tie]) -> dict[Action, int]:
-    """The version of its weights that every action uses; empty for a schedule without updates.
-
-    Raises EngineError, with all reasons, where the engine cannot update on the way.
-    """
-    groups = update_groups(schedule)
-    if not groups:
-        if options.weights != "stashing":
-            raise EngineError(
-                f"weights={options.weights!r} is a rule for schedules with weight updates among their actions, as "
-                f"pipedream(2, 4) has; {schedule.name!r} updates once, after all of them: leave it out"
-            )
-        return {}
-    reasons = []
-    if options.optimizer is None:
-        reasons.append("there is no optimizer to make them: give one")
-    if schedule.stages_per_rank > 1:
-        reasons.append("a rank holds several stages: take one stage a rank")
-    by_stage = [[set(taken) for u, taken in groups.items() if u.stage == stage] for stage in range(schedule.num_stages)]
-    if any(taken != by_stage[-1] for taken in by_stage):
-        reasons.append("its stages do not update after the same micro-batches, so nobody knows what to divide by")
-    if options.max_norm is not None:
-        reasons.append("max_norm needs the gradients of all ranks, for which no rank waits here: leave it out")
-    if options.batchnorm == "minibatch":
-        reasons.append("batchnorm='minibatch' needs a mini-batch that has one version of the weights: leave it out")
-    for tie in ties:
-        if len(tie.by_rank) > 1:
-            reasons.append(f"{' and '.join(tie.names)} are one parameter on several ranks, which update it apart")
-    if options.weights == "latest" and options.remat != "none":
-        reasons.append("weights='latest' is about saved activations, and remat saves none: remat='none'")
-    if options.weights == "latest" and options.precision != "fp32":
-        reasons.append("weights='latest' reads weights where they lie, and bf16 forwards save copies: precision='fp32'")
-    if reasons:
-        raise EngineError(
-            "\n  ".join(
-                [f"schedule {schedule.name!r} has weight updates among its actions (kind U), and cannot run:", *reasons]
-            )
-        )
-    return weight_versions(schedule, options.weights)
