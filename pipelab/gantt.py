@@ -6,31 +6,23 @@ trace's first start, and stay in its unit.
 
 from __future__ import annotations
 
-import math
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from io import BytesIO
 from itertools import pairwise
 from typing import Any
 
-import matplotlib.pyplot as plt
-from matplotlib.axes import Axes as Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from pipelab import palette
-from pipelab.action import Kind
-from pipelab.captions import headline, shares, time_unit, unit_of
+from pipelab.axes import Axes, at_the_right, frame, legend_of, new_axes, titles
+from pipelab.captions import headline, shares, unit_of
 from pipelab.dependencies import needs
 from pipelab.errors import CostError, SizeError
 from pipelab.trace import Span, Trace
 
-_WIDTH_IN, _DPI = 10.0, 100
-_LEFT_IN, _RIGHT_IN, _TOP_IN, _BOTTOM_IN = 0.72, 0.62, 0.5, 0.95  # around the bars; the top once more between two axes
-_GAP_IN = 0.3  # at least, between the headline and the numbers beside it
 _HALF = 0.42  # half a bar's height, in rows
 _FONTS = (9.0, 8.0, 7.0, 6.0)  # points; a number that does not fit in the last is left out
 _MOST_BARS = 10_000  # more than 10 inches at 100 dpi can tell apart; a cell should not wait seconds for a picture
@@ -131,58 +123,6 @@ def show(trace: Trace, text: str, **options: Any) -> dict[str, str]:
 
 
 # --- the parts of a picture ------------------------------------------------------------------------------------------
-
-
-def new_axes(rows: Sequence[int], figure: Figure | None = None) -> list[Axes]:
-    """Axes below one another that share the time, as many rows high as asked, on `figure` or a new one."""
-    figure = plt.figure() if figure is None else figure
-    row_in = 0.34 if max(rows) <= 8 else 0.25
-    heights = [row_in * max(n, 2) for n in rows]
-    whole = sum(heights) + _TOP_IN * len(rows) + _BOTTOM_IN
-    figure.set_size_inches(_WIDTH_IN, whole)
-    figure.set_dpi(_DPI)
-    figure.set_facecolor(palette.PAPER)
-    left, width = _LEFT_IN / _WIDTH_IN, 1 - (_LEFT_IN + _RIGHT_IN) / _WIDTH_IN
-    axes: list[Axes] = []
-    top = whole
-    for height in heights:
-        top -= _TOP_IN + height
-        share = axes[0] if axes else None
-        axes.append(figure.add_axes((left, top / whole, width, height / whole), sharex=share))
-    return axes
-
-
-def titles(ax: Axes, left: str, right: str) -> None:
-    """The headline, and the numbers beside it; below it where they would touch."""
-    texts = (
-        ax.set_title(left, loc="left", fontsize=11, fontweight="bold"),
-        ax.set_title(right, loc="right", fontsize=9.5),
-    )
-    if sum(text.get_window_extent().width for text in texts) + _GAP_IN * ax.figure.dpi > ax.get_window_extent().width:
-        ax.set_title(f"{left}\n{right}", loc="left", fontsize=9.5, fontweight="normal")
-        ax.set_title("", loc="right")
-
-
-def frame(ax: Axes, num_ranks: int, longest: float, unit: str) -> None:
-    """Rows for the ranks, rank 0 on top, over a time axis from 0 to `longest`."""
-    ax.set_facecolor(palette.PAPER)
-    ax.set_xlim(0, longest)
-    ax.set_ylim(num_ranks - 0.5, -0.5)
-    ax.set_yticks(range(num_ranks), [f"rank {rank}" for rank in range(num_ranks)], fontsize=9)
-    ax.tick_params(axis="y", length=0)
-    ax.spines[["top", "right", "left"]].set_visible(False)
-    scale, name = time_unit(unit, longest)
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 5, 10]))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda time, _: f"{time * scale:.6g}"))
-    ax.set_xlabel(f"time ({name})", loc="left", fontsize=9.5)
-
-
-def at_the_right(ax: Axes, head: str, texts: Sequence[str]) -> None:
-    """A column right of the rows: `head`, and a text for every rank."""
-    style: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "fontsize": 8.5, "color": palette.INK}
-    ax.text(1.008, -0.62, head, va="bottom", **style)
-    for rank, text in enumerate(texts):
-        ax.text(1.008, rank, text, va="center", **style)
 
 
 def _draw(ax: Axes, trace: Trace, unit: str, longest: float, *, lit: int | None = None) -> None:
@@ -313,46 +253,3 @@ def _arrows(ax: Axes, trace: Trace, microbatch: int) -> list[Any]:
                     zorder=5,
                 )
     return [Line2D([], [], color=palette.MARK, marker=">", markersize=5, label=f"messages of micro-batch {microbatch}")]
-
-
-# --- legend -----------------------------------------------------------------------------------------------------------
-
-
-def legend_of(ax: Axes, traces: Sequence[Trace], extra: Iterable[Any] = ()) -> None:
-    """Which letter has which colour in `traces`, and `extra` handles behind, in one row below the axes."""
-    kinds = {span.action.kind for trace in traces for span in trace.spans}
-    swatches = [
-        Patch(facecolor=palette.COLOURS[kind], label=f"{kind.value} {palette.NAMES[kind]}")
-        for kind in Kind
-        if kind in kinds
-    ]
-    depths = max(trace.schedule.stages_per_rank for trace in traces)
-    if depths > 1:
-        swatches.append(Patch(facecolor=palette.shade(Kind.F, depths - 1, depths), label="a rank's later stage"))
-    if any(span.recompute for trace in traces for span in trace.spans):
-        swatches.append(
-            Patch(label="F again", facecolor=palette.COLOURS[Kind.F], edgecolor=palette.PAPER, hatch="xxxx")
-        )
-    swatches.append(Patch(label="idle", facecolor=palette.IDLE, edgecolor=palette.IDLE_HATCH, hatch="////"))
-    legend_below(ax, [*swatches, *extra])
-
-
-def legend_below(ax: Axes, handles: Sequence[Any]) -> None:
-    """Right of the time axis' name where there is room, else in rows below it."""
-    box = ax.get_window_extent()
-    width, height = box.width / ax.figure.dpi, box.height / ax.figure.dpi
-    room = [0.42 + 0.074 * len(handle.get_label()) for handle in handles]  # inches
-    beside = sum(room) < width - 1.9
-    ax.legend(
-        handles=handles,
-        loc="upper right" if beside else "upper left",
-        bbox_to_anchor=(1, -0.31 / height) if beside else (0, -0.55 / height),
-        ncols=math.ceil(len(handles) / math.ceil(sum(room) / width)),
-        frameon=False,
-        fontsize=9,
-        handlelength=1.4,
-        columnspacing=1.2,
-        handletextpad=0.5,
-        borderpad=0,
-        borderaxespad=0,
-    )

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from pipelab import palette
-from pipelab.gantt import Axes, new_axes
+from pipelab.axes import Axes, new_axes
 from pipelab.mesh import NAMES, Mesh
 
 _SHOWN = ("tp", "dp", "pp")  # from the axis that talks most to the one that talks least

@@ -1,6 +1,6 @@
 """Curves beside the Gantt: memory over time, the bubble over the number of micro-batches, anything over anything.
 
-They stand on the axes that `pipelab.gantt` makes, so the words, the ranks and the time axis are the same.
+They stand on the axes that `pipelab.axes` makes, so the words, the ranks and the time axis are the same.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipelab import palette
+from pipelab.axes import Axes, at_the_right, frame, legend_below, new_axes, titles
 from pipelab.captions import headline, unit_of
 from pipelab.errors import SizeError
-from pipelab.gantt import Axes, at_the_right, frame, legend_below, new_axes, titles
 from pipelab.memory import MemoryCurve
 from pipelab.trace import Trace
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pipelab.axes import Axes, legend_of, new_axes
 from pipelab.errors import SizeError
-from pipelab.gantt import Axes, gantt, legend_of, new_axes
+from pipelab.gantt import gantt
 from pipelab.memory import MemoryCurve, memory_curve
 from pipelab.plots import memory_plot
 from pipelab.trace import Trace

@@ -6,9 +6,9 @@ from typing import Any
 
 from pipelab import palette
 from pipelab.action import Action, Kind
+from pipelab.axes import Axes, at_the_right, frame, legend_below, new_axes, titles
 from pipelab.captions import unit_of
 from pipelab.errors import ScheduleError
-from pipelab.gantt import Axes, at_the_right, frame, legend_below, new_axes, titles
 from pipelab.schedule import Schedule
 from pipelab.trace import Span, Trace
 from pipelab.versions import gradient_ages, stashed_versions, weight_versions

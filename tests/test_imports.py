@@ -33,6 +33,7 @@ LAW = (
     ("ranks",),
     ("engine",),
     ("replay",),
+    ("axes",),
     ("gantt",),
     ("plots", "mesh_plot", "version_plot"),
     ("stacked",),
@@ -47,7 +48,7 @@ LINE = {room: line for line, rooms in enumerate(LAW) for room in rooms}
 # Where a heavy library may be imported, and where only inside a function.
 HEAVY = {
     "torch": ({"engine", "replay", "ranks", "models", "layers", "data", "profiling"}, {"doctor", "cli"}),
-    "matplotlib": ({"gantt"}, set()),
+    "matplotlib": ({"axes", "gantt"}, set()),
     "ipywidgets": ({"widgets"}, set()),
     "sympy": ({"theory"}, set()),
     "sklearn": (set(), {"data"}),  # an extra, not a dependency
