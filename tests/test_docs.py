@@ -28,3 +28,10 @@ def test_docs_code_runs_and_prints_what_stands_below_it(page):
             printed = out.getvalue()
         elif language == "text" and namespace:
             assert printed.rstrip() == block.rstrip()
+
+
+def test_docs_architecture_names_every_room():
+    package, text = DOCS.parent / "pipelab", (DOCS / "architecture.md").read_text()
+    rooms = [f"{path.name}/" for path in package.iterdir() if (path / "__init__.py").exists()]
+    rooms += [path.name for folder in (package, package / "engine") for path in folder.glob("[!_]*.py")]
+    assert [room for room in rooms if f"`{room}`" not in text] == []
