@@ -72,6 +72,6 @@ def test_split_divides_whole_rank_costs():
 
 
 def test_costs_read_off_a_trace_are_those_that_made_it():
-    split_and_full = Schedule.from_text("0F0 0I0 0W0 0F1 0I1 0W1\n1F0 1B0 1F1 1B1")
-    costs = Costs(F=[1, 2], I=[3, 5], W=[4, 5], comm=0.5)
-    assert Costs.from_trace(simulate(split_and_full, costs)) == Costs(F=[1, 2], I=[3, 5], W=[4, 5])
+    split_and_full = Schedule.from_text("0F0 0I0 0W0 0F1 0I1 0W1 0U1\n1F0 1B0 1F1 1B1 1U1")
+    costs = Costs(F=[1, 2], I=[3, 5], W=[4, 5], U=[6, 7], comm=0.5)
+    assert Costs.from_trace(simulate(split_and_full, costs)) == Costs(F=[1, 2], I=[3, 5], W=[4, 5], U=[6, 7])
