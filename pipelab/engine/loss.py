@@ -40,7 +40,8 @@ class Loss:
     def __call__(self, output: Any, microbatch: int) -> Tensor:
         """The loss of a micro-batch, a scalar. Raises EngineError where `loss_fn` returned something else."""
         loss, count = _checked(self.loss_fn(output, self._targets[microbatch]))
-        if any((known is None) != (count is None) for _, known in self._parts.values()):
+        _, known = next(iter(self._parts.values()), (None, count))
+        if (known is None) != (count is None):
             raise EngineError(
                 "loss_fn returned (sum, count) for one micro-batch and a mean for another: return one kind"
             )
@@ -101,4 +102,5 @@ def _checked(result: Any) -> tuple[Tensor, float | None]:
             f"it returned {found}"
         )
     # a copy: the scalar that torch's mse_loss returns lies in memory for a number a sample, and is kept for the step
-    return loss.reshape(()).clone(), None if count is None else float(count)
+    scalar = loss.reshape(()) if loss.dim() else loss
+    return scalar.clone(), None if count is None else float(count)

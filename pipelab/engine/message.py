@@ -14,6 +14,7 @@ import io
 import pickle
 import struct
 from collections.abc import Sequence
+from ctypes import memmove, string_at
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -122,22 +123,25 @@ HEAD_BYTES = _HEAD.size
 
 def pack(value: Value, tag: int, step: int, acknowledged: int, stamp: float, sent: float) -> Tensor:
     """Head, description and tensors in one block of bytes, a uint8 tensor."""
-    kinds = tuple((tensor.dtype, tensor.shape) for tensor in value.tensors)
+    kinds = tuple([(tensor.dtype, tensor.shape) for tensor in value.tensors])
     description, offsets, size = _describe(value.structure, kinds, tuple(value.wants_gradient))
     block = torch.empty(size, dtype=torch.uint8)
-    view = memoryview(block.numpy())  # type: ignore[arg-type]
-    _HEAD.pack_into(view, 0, _MARK, tag, step, len(description), size, acknowledged, stamp, sent)
-    view[HEAD_BYTES : HEAD_BYTES + len(description)] = description
+    start = block.data_ptr()
+    head = _HEAD.pack(_MARK, tag, step, len(description), size, acknowledged, stamp, sent) + description
+    memmove(start, head, len(head))
     for tensor, (dtype, shape), offset in zip(value.tensors, kinds, offsets, strict=True):
         if tensor.layout is not torch.strided:
             raise EngineError(f"only dense tensors travel between stages, found one of layout {tensor.layout}")
-        _window(block, offset, dtype, shape).copy_(tensor.detach())
+        if _lies_as_it_reads(tensor):
+            memmove(start + offset, tensor.data_ptr(), tensor.nbytes)
+        else:
+            _window(block, offset, dtype, shape).copy_(tensor.detach())
     return block
 
 
 def read_head(block: Tensor) -> Head:
     """The head of a message. Raises EngineError where the bytes are none of ours."""
-    mark, *fields = _HEAD.unpack_from(block.numpy())  # type: ignore[arg-type]
+    mark, *fields = _HEAD.unpack(string_at(block.data_ptr(), HEAD_BYTES))
     if mark != _MARK:
         raise EngineError(f"received {block.numel()} bytes that are no message of a pipeline: they begin with {mark!r}")
     return Head(*fields)
@@ -145,8 +149,8 @@ def read_head(block: Tensor) -> Head:
 
 def unpack(block: Tensor, head: Head) -> Value:
     """The value of a message. Its tensors lie in the block itself; nothing is copied."""
-    description = memoryview(block.numpy())[HEAD_BYTES : HEAD_BYTES + head.description]  # type: ignore[arg-type]
-    structure, kinds, wants, offsets = _understand(bytes(description))
+    description = string_at(block.data_ptr() + HEAD_BYTES, head.description)
+    structure, kinds, wants, offsets = _understand(description)
     tensors = [_window(block, at, dtype, shape) for (dtype, shape), at in zip(kinds, offsets, strict=True)]
     return Value(structure, tensors, wants)
 
@@ -178,6 +182,12 @@ def _lay_out(kinds: Kinds, start: int) -> tuple[list[int], int]:
         offsets.append(start)
         start += shape.numel() * dtype.itemsize
     return offsets, start
+
+
+def _lies_as_it_reads(tensor: Tensor) -> bool:
+    """Whether its memory, byte for byte, is its content: copying that takes less than half as long as `copy_`."""
+    plain = type(tensor) is Tensor and tensor.is_cpu and tensor.is_contiguous()
+    return plain and not (tensor.is_neg() or tensor.is_conj())
 
 
 def _window(block: Tensor, offset: int, dtype: torch.dtype, shape: torch.Size) -> Tensor:

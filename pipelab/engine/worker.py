@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from pipelab.action import Action, Kind
@@ -16,6 +17,8 @@ from pipelab.engine.stage import Stage
 from pipelab.engine.stashing import Stash
 from pipelab.lower import Instruction, Receive, Send
 from pipelab.ranks import doing
+
+_text = lru_cache(maxsize=4096)(str)  # of an action: the same in every step
 
 
 class Timing(NamedTuple):
@@ -75,15 +78,18 @@ class Worker:
                 stamp = self.pace.stamp(action, instruction.peer) if self.pace else 0.0
                 self.channel.send(action, made.pop(action), instruction.peer, stamp)
             else:
-                doing(str(action))
-                self._weigh(made)
+                doing(_text(action))
+                if self.memory:
+                    self._weigh(made)
                 if self.weights and action.kind is not Kind.U:
                     self.weights.take(action)
                 if action.kind in (Kind.B, Kind.I) and self.stages[action.stage].remat:
                     self._recompute(action)
-                    self._weigh(made)
+                    if self.memory:
+                        self._weigh(made)
                 self._do(action, made)
-        self._weigh(made)
+        if self.memory:
+            self._weigh(made)
         self.channel.finish()
         self._read_the_clock()
         return made
@@ -143,7 +149,9 @@ class Worker:
         return result
 
     def _read_the_clock(self) -> None:
-        """Make times of the marks."""
+        """Make times of the marks; the CPU's are times already."""
+        if self.device is CPU:
+            return
         seconds = self.device.seconds
         self.timings = [one._replace(start=seconds(one.start), end=seconds(one.end)) for one in self.timings]
         self.arrivals = [one._replace(arrived=seconds(one.arrived)) for one in self.arrivals]
