@@ -91,6 +91,18 @@ def frozen(layer: nn.Module) -> nn.Module:
     return layer.requires_grad_(False)
 
 
+def with_hook(layer: nn.Module) -> nn.Module:
+    """Draws random numbers, although its type does not."""
+    layer.register_forward_hook(lambda layer, args, output: nn.functional.dropout(output))
+    return layer
+
+
+def with_new_forward(layer: nn.Module) -> nn.Module:
+    """The same, by a function in place of its method."""
+    layer.forward = lambda x: nn.functional.dropout(x)
+    return layer
+
+
 def twice(layer: nn.Module) -> list[nn.Module]:
     return [layer, nn.Tanh(), layer]
 
@@ -113,6 +125,8 @@ LAYERS: dict[str, Callable[[], list[nn.Module]]] = {
     "recurrent": lambda: [Last(6, 6), nn.Linear(6, 6)],
     "dict inside": lambda: [nn.Linear(6, 6), ToDict(), FromDict()],
     "dict out": lambda: [nn.Linear(6, 6), nn.Tanh(), ToDict()],
+    "dropout in a hook": lambda: [nn.Linear(6, 6), nn.Dropout(0.5), with_hook(nn.Linear(6, 6)), nn.Tanh()],
+    "dropout in a changed forward": lambda: [nn.Linear(6, 6), nn.Dropout(0.5), with_new_forward(nn.Linear(6, 6))],
     "dropout": lambda: [nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 6), nn.Dropout(0.5)],
     "nothing": lambda: [nn.Identity()],
 }
@@ -151,7 +165,7 @@ def seeds_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     def seed(base: int, step: int, number: int, microbatch: int) -> None:
         torch.default_generator.manual_seed(1000 * number + microbatch)
 
-    monkeypatch.setattr("pipelab.engine.segment._seed", seed)
+    monkeypatch.setattr("pipelab.engine.segment.seed", seed)
 
 
 def in_pipeline_order(stage: Stage, inputs: list[Tensor], kinds: str, *, wants: bool = True) -> list[Any]:

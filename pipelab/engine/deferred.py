@@ -38,6 +38,10 @@ class Use(NamedTuple):
     g: Tensor
 
 
+class Able(partial[Tensor]):
+    """The forward of a Linear layer that can put its weight gradient off."""
+
+
 class Deferral:
     """The Linear layers of a rank, which can put their weight gradients off."""
 
@@ -46,7 +50,7 @@ class Deferral:
         self._uses: list[Use] | None = None  # where they are put, while I runs
         for layer in modules.modules():
             if type(layer) is nn.Linear and "forward" not in vars(layer):
-                layer.forward = partial(self._linear, layer)  # type: ignore[method-assign]
+                layer.forward = Able(self._linear, layer)  # type: ignore[method-assign]
 
     @contextmanager
     def able(self) -> Iterator[None]:

@@ -12,23 +12,26 @@ Under rematerialization F keeps nothing but its input, and runs again before B o
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from pipelab.engine.deferred import Deferral, Scales, Use, add_up
 from pipelab.engine.device import CPU, Device
 from pipelab.engine.keywords import Keywords
 from pipelab.engine.message import Value, copied, unwrap, wrap
+from pipelab.engine.seeding import draws_nothing, seed
 
 Gradients = Sequence[Tensor | None]
 Buffers = dict[tuple[nn.Module, str], Tensor]
+
+_NOTHING = nullcontext()
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class _Through(torch.autograd.Function):
@@ -183,19 +186,20 @@ class Segment:
     def _build(self, microbatch: int, value: Value) -> tuple[Graph, Value]:
         wanting = [tensor for tensor, wants in zip(value.tensors, value.wants_gradient, strict=True) if wants]
         inputs = [tensor.requires_grad_() if self._writes is False else Door(tensor) for tensor in wanting]
-        versions = [tensor._version for tensor in wanting]
+        versions = [tensor._version for tensor in wanting] if self._writes is None else []
         content = unwrap(value)
         deferrable = bool(self._defers)
         with computing_in(self.precision, self._device):
-            with self._prepared_for_deferral():
+            with _NOTHING if self._defers is False else self._prepared_for_deferral():
                 for place, (number, layer) in enumerate(self.layers):
-                    _seed(self.seed, self.step, number, self._before + microbatch)
-                    self._device.seed()
+                    if not draws_nothing(layer):
+                        seed(self.seed, self.step, number, self._before + microbatch)
+                        self._device.seed()
                     content = self._apply(layer, content, microbatch, place)
             if self._writes is None and wanting:
                 self._writes = versions != [tensor._version for tensor in wanting]
             made = wrap(content if self._finish is None else self._finish(content, microbatch))
-        outputs = [get_gradient_edge(t) for t, wants in zip(made.tensors, made.wants_gradient, strict=True) if wants]
+        outputs = [_edge(t) for t, wants in zip(made.tensors, made.wants_gradient, strict=True) if wants]
         outside = Value(made.structure, [tensor.detach() for tensor in made.tensors], made.wants_gradient)
         return Graph(outputs, inputs, deferrable), outside
 
@@ -247,11 +251,14 @@ def _walk(
     return found
 
 
+def _edge(tensor: Tensor) -> GradientEdge:
+    """As `get_gradient_edge`, which is slow, but for nodes that are written in Python it alone keeps them alive."""
+    node = tensor.grad_fn
+    if node is None or issubclass(type(node), BackwardCFunction):
+        return get_gradient_edge(tensor)
+    return GradientEdge(node, tensor.output_nr)
+
+
 def computing_in(precision: str, device: Device) -> AbstractContextManager[Any]:
     """Around a forward: torch's autocast computes products in bfloat16 or float16, from weights in float32."""
-    return device.autocast({"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision))
-
-
-def _seed(*numbers: int) -> None:
-    """Set torch's random numbers to those that belong to `numbers`."""
-    torch.default_generator.manual_seed(zlib.crc32(struct.pack(f"{len(numbers)}q", *numbers)))
+    return _NOTHING if precision == "fp32" else device.autocast(_AUTOCAST[precision])
