@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pipelab.action import Kind
 from pipelab.engine.cut import cut
-from pipelab.engine.segment import _seed
+from pipelab.engine.seeding import seed
 from pipelab.schedule import Schedule
 
 LossFunction = Callable[[Any, Any], Tensor]
@@ -68,7 +68,7 @@ def forward(model: nn.Sequential, x: Any, microbatch: int, dropout: tuple[int, i
     with torch.random.fork_rng(devices=[]):
         for number, layer in enumerate(model):
             if dropout is not None:
-                _seed(*dropout, number, microbatch)
+                seed(*dropout, number, microbatch)
             x = layer(x)
     return x
 
