@@ -89,8 +89,8 @@ html: setup ## the book as web pages with contents and search, in build/html
 	@$(PY) -m sphinx -q -b html -c docs/html . build/html
 	@echo "build/html/index.html"
 
-bench: setup ## print every benchmark's table
-	@for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(PY) "$$benchmark" || exit 1; done
+bench: setup ## measure everything and write benchmarks/README.md, in some twelve minutes; not while others compute
+	@$(PY) -m tools.bench
 
 gpu: setup ## the checks and the benchmark that need a GPU; without one they say so
 	@$(PY) -m pytest tests/gpu

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from goals import goal
 from nbformat.v4 import new_code_cell, new_notebook
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "browser"))
@@ -94,6 +95,8 @@ def main() -> None:
     spread = f"from {min(waits):.0f} to {max(waits):.0f}"
     print(f"slider to picture, 8 x 32: median {statistics.median(waits):.0f} ms, {spread}")
     print(f"player, 8 x 32: {rate:.0f} pictures a second, the longest for {longest:.0f} ms")
+    print(goal("slider to picture in the browser", waits, at_most=100, unit="ms"))
+    print(goal("time of a player's picture in the browser", 1000 / rate, at_most=34, unit="ms"))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from goals import goal
 from torch import nn
 
 from pipelab.engine.deferred import Deferral
@@ -147,6 +148,8 @@ def memory(model: nn.Module, rows: torch.Tensor, device: Cuda) -> None:
         device.wait()
         found = torch.cuda.max_memory_allocated() - before
         print(f"  remat={remat:<26}{counted.peak / 2**20:>9.1f}{found / 2**20:>11.1f}{counted.peak / found:>8.3f}")
+        apart = abs(counted.peak / found - 1)
+        print(goal(f"counted peak and the allocator's, apart by, remat={remat}", apart, at_most=0.02))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 import torch
+from goals import goal
 from torch import nn
 
 import pipelab as pl
@@ -47,11 +48,15 @@ def main() -> None:
     )
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     measured = run_on_two_hosts(bytes_per_s, options.runs)
+    goals = []
     print(f"{'schedule':<14}{'no cable':>10}{'predicted':>11}{'measured':>10}{'ratio':>8}")
     for name in BUILDERS:
         makespan_s = statistics.median(measured[name])
         free_s, predicted_s = predict(name, None), predict(name, bytes_per_s)
         print(f"{name:<14}{free_s:>8.3f} s{predicted_s:>9.3f} s{makespan_s:>8.3f} s{makespan_s / predicted_s:>8.3f}")
+        ratios = [each_s / predicted_s for each_s in measured[name]]
+        goals.append(goal(f"two hosts with a slow cable to the simulator's, {name}", ratios, at_most=1.10))
+    print("\n".join(goals))
 
 
 def predict(name: str, bytes_per_s: float | None) -> float:

@@ -14,19 +14,22 @@ from itertools import count
 from statistics import median
 from time import perf_counter
 
+from goals import goal
+
 from pipelab import one_f_one_b, simulate
 from pipelab.gantt import gantt_png
 from pipelab.widgets import build, explore, gantt_svg, play
 from pipelab.widgets.explore_modes import MODES
 
 
-def milliseconds(work: Callable[[int], object], rounds: int) -> str:
+def milliseconds(work: Callable[[int], object], rounds: int, at_most: float | None = None, what: str = "") -> str:
     times = []
     for number in range(rounds):
         start = perf_counter()
         work(number)
         times.append(1000 * (perf_counter() - start))
-    return f"median {median(times):7.1f} ms   min {min(times):7.1f} ms   max {max(times):7.1f} ms"
+    line = f"median {median(times):7.1f} ms   min {min(times):7.1f} ms   max {max(times):7.1f} ms"
+    return line if at_most is None else f"{line}\n{goal(what, times, at_most=at_most, unit='ms')}"
 
 
 def main() -> None:
@@ -47,16 +50,19 @@ def main() -> None:
     def frame(number: int) -> None:
         player.scrub.value = 10 * (number + 1)
 
-    print(f"SVG text of {bars} bars            {milliseconds(lambda _: gantt_svg(trace), 30)}")
-    print(f"explore, a move back and forth   {milliseconds(move, 30)}")
+    print(f"SVG text of {bars} bars            {milliseconds(lambda _: gantt_svg(trace), 30, 4, 'SVG text, 8 x 32')}")
+    print(f"explore, a move back and forth   {milliseconds(move, 30, 20, 'explorer, a move, 8 x 32')}")
     for mode in MODES:
         explorer.mode.value = mode
-        print(f"explore {mode:<12} new value    {milliseconds(move_somewhere_new, 20)}")
+        print(
+            f"explore {mode:<12} new value    {milliseconds(move_somewhere_new, 20, 20, f'explorer, {mode}, a new value')}"
+        )
     explorer.mode.value, explorer.compare.value = "performance", True
     print(f"explore, comparison, new value   {milliseconds(move_somewhere_new, 10)}")
-    print(f"play, a frame                    {milliseconds(frame, 290)}")
+    print(f"play, a frame                    {milliseconds(frame, 290, 10, 'player, a frame, 8 x 32')}")
     builder, moves = build(4, 8), [str(action) for action in one_f_one_b(4, 8).ranks[0][:4]]
-    print(f"build, a move on 4 ranks         {milliseconds(lambda n: builder.place(moves[n]), 4)}")
+    placed = milliseconds(lambda n: builder.place(moves[n]), 4, 20, "builder, a move, 4 x 8")
+    print(f"build, a move on 4 ranks         {placed}")
     print(f"PNG of {bars} bars, for the file   {milliseconds(lambda _: gantt_png(trace), 5)}")
 
 
