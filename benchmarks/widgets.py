@@ -54,9 +54,8 @@ def main() -> None:
     print(f"explore, a move back and forth   {milliseconds(move, 30, 20, 'explorer, a move, 8 x 32')}")
     for mode in MODES:
         explorer.mode.value = mode
-        print(
-            f"explore {mode:<12} new value    {milliseconds(move_somewhere_new, 20, 20, f'explorer, {mode}, a new value')}"
-        )
+        moved = milliseconds(move_somewhere_new, 20, 20, f"explorer, {mode}, a new value")
+        print(f"explore {mode:<12} new value    {moved}")
     explorer.mode.value, explorer.compare.value = "performance", True
     print(f"explore, comparison, new value   {milliseconds(move_somewhere_new, 10)}")
     print(f"play, a frame                    {milliseconds(frame, 290, 10, 'player, a frame, 8 x 32')}")
