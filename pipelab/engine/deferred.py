@@ -137,6 +137,11 @@ def add_up(uses: list[Use], known: dict[Tensor, Tensor]) -> None:
         known.clear()
 
 
+def hooked(weights: Sequence[Tensor]) -> bool:
+    """Whether somebody wants to be told of a weight's gradient, which torch does in the walk that makes it."""
+    return any(weight._backward_hooks or weight._post_accumulate_grad_hooks for weight in weights)
+
+
 class Scales:
     """Inside `with Scales(...) as scales:` a forward is weighed: what its graph holds, what Linears would."""  # [3]
 
@@ -145,7 +150,7 @@ class Scales:
         linear = {id(parameter) for layer in self._linears for parameter in layer.parameters()}
         self._weights = {weight.untyped_storage().data_ptr() for weight in weights}
         self._held = sum(weight.nbytes for weight in weights if id(weight) not in linear)
-        self._hooked = any(weight._backward_hooks or weight._post_accumulate_grad_hooks for weight in weights)
+        self._hooked = hooked(weights)
         self._graph: dict[int, int] = {}
         self._inputs: dict[int, int] = {}
         self._exit = ExitStack()

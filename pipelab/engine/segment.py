@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
-from pipelab.engine.deferred import Deferral, Scales, Use, add_up
+from pipelab.engine.deferred import Deferral, Scales, Use, add_up, hooked
 from pipelab.engine.device import CPU, Device
 from pipelab.engine.keywords import Keywords
 from pipelab.engine.message import Value, copied, unwrap, wrap
@@ -145,7 +145,7 @@ class Segment:
         self.recompute(microbatch)
         graph = self._graphs.pop(microbatch)
         ends = [end.reach if isinstance(end, Door) else end for end in graph.inputs]
-        if ends and graph.deferrable and self._deferral:
+        if ends and graph.deferrable and self._deferral and not hooked(self._weights):
             with self._deferral.collecting() as uses:
                 found = _walk(graph, gradients, [*ends, *self._weights], add=False)
             for end, gradient in zip(graph.inputs, found, strict=False):
