@@ -103,6 +103,7 @@ def memory_curve(
     `activation`: what a forward leaves, in bytes, one number or one a stage; `weight_part` of it stays from I to W.
     With `remat` a stage keeps only its input (`boundary` bytes, one number or one a stage) and has the whole activation
     from the start of its recomputation to the end of B or I. Where two actions meet, the first has let go already.
+    Messages are not in it: an output is taken to be gone once it is made, though a sender has it until it has arrived.
     Raises CostError where a number is negative or for another number of stages, and where the trace recomputes but
     `remat` is False.
     """

@@ -17,6 +17,7 @@ from plain_training import largest_difference
 from torch import Tensor, nn
 
 import pipelab as pl
+from pipelab.engine.deal import deal
 from pipelab.errors import EngineError, SizeError
 from pipelab.models import gpt, next_token_loss
 from pipelab.ranks import local_state
@@ -550,3 +551,8 @@ def test_mesh_refuses_fewer_samples_than_micro_batches(ranks_of: RanksOf) -> Non
         pytest.raises(SizeError, match=r"7 samples cannot fill 4 micro-batches on each of 2 replicas: .* at most 3"),
     ):
         pipe.step(*batches(7)[0])
+
+
+def test_mesh_asks_for_a_larger_batch_where_no_schedule_is_small_enough() -> None:
+    with pytest.raises(SizeError, match=r"1 samples cannot fill 4 micro-batches on each of 2 replicas: take a larger"):
+        deal(torch.ones(1, 3), torch.ones(1), replicas=2, microbatches=4)

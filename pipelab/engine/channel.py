@@ -9,6 +9,9 @@
 Every action has a tag of its own, so messages may overtake each other. gloo wants the receiver's buffer before it moves
 a byte, and that buffer must be large enough. So both ends remember how large the last message of this action was: one
 that fits goes in one piece, one that does not is announced by its head and follows behind it [4].
+
+gloo does not say by itself that a message has arrived, so its bytes stay until one comes back [3]. Under 1F1B those are
+a warmup's messages at the most; under GPipe a rank keeps all that it sent until the first gradient comes.
 """
 
 from __future__ import annotations

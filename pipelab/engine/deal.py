@@ -50,10 +50,9 @@ def deal(
     samples = _samples(inputs, targets)
     if all_filled and samples < replicas * microbatches:
         each = f" on each of {replicas} replicas" if replicas > 1 else ""
-        raise SizeError(
-            f"{samples} samples cannot fill {microbatches} micro-batches{each}: "
-            f"take a schedule of at most {samples // replicas} micro-batches, or a larger batch"
-        )
+        most = samples // replicas
+        fewer = f"a schedule of at most {most} micro-batches, or " if most else ""
+        raise SizeError(f"{samples} samples cannot fill {microbatches} micro-batches{each}: take {fewer}a larger batch")
     extras = keywords.split(kwargs, replicas, samples, taken) if kwargs else [None] * replicas
     wanted = batch.split(targets, replicas, "targets") if targets is not None else [None] * replicas
     hands = []

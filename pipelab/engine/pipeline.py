@@ -50,14 +50,15 @@ class Pipeline:
     - `pace`: costs in seconds that make the ranks emulated accelerators, with `clock` "anchored" or "plain" (see
       `pipelab.engine.pace`).
     - `batchnorm`: every micro-batch is normalised by its own statistics; the running ones are updated by each
-      "microbatch", or once a step by the whole "minibatch", as in a run that is not split.
+      "microbatch", or once a step by the whole "minibatch", as in a run that is not split. Replicas take those of dp 0.
     - `max_norm`: the largest norm that all gradients together may have; longer ones are scaled down.
     - `precision`: "fp32", or "bf16" for torch's autocast in every forward: products, and what is sent, in bfloat16;
       on GPUs also "fp16", where a step whose gradients overflow is `skipped` and the next one has half the loss scale.
     - `device`: "cpu", or "cuda", which is usual for ranks of backend "nccl": every rank has a GPU, and NCCL carries the
       messages. With "gloo" and "cuda" ranks may share GPUs, and messages go through the hosts' memory.
     - `scheduler(optimizer)` makes a learning-rate scheduler, which goes on with every update.
-    - `nan`: of a loss or gradient that is no finite number "raise" an EngineError and update nothing, or "ignore" it.
+    - `nan`: of a loss that is no finite number, or before an update of such a gradient, "raise" an EngineError and
+      update nothing, or "ignore" it.
     - `weights`: where the schedule updates on the way (U), which version of its weights an action uses: "stashing",
       "vertical_sync", "two_buffered" or "latest", the rules of `pipelab.weight_versions`.
     - `measure_memory`: a step tells its peak, and what is held after every action; it costs a tenth of its time.
@@ -69,7 +70,7 @@ class Pipeline:
     A parameter that layers on several ranks share has the sum of their gradients, and stays the same on all of them.
     Dropout depends on `torch.initial_seed()`, step, layer and micro-batch, counted through all replicas: it is the same
     in every schedule and split, and with dp replicas of m micro-batches that of dp * m. Between a colwise and a rowwise
-    layer each rank drops features of its own.
+    matrix of one layer each rank drops features of its own.
     Raises PipelabError for what cannot run, before anything is sent to the ranks.
     """
 

@@ -25,6 +25,7 @@ class StepResult:
     "measured", or "paced" on emulated accelerators. `sent_bytes` is the size of the tensors that each rank sent.
     `gradient_norm` is the norm over all ranks before clipping, where gradients are clipped.
     Where the pipeline measures memory, `peak_bytes` is the most that each rank had above its parameters and optimizer,
+    messages included that wait for the word that they have arrived (see `pipelab.engine.channel`),
     and `held_bytes[r]` what rank r's stages held for later actions after each of its spans, `trace.by_rank[r]`: without
     messages and gradients of weights. Otherwise both are None.
     `too_busy`: on emulated accelerators, some action was late by more than its own time, so the machine could not keep
