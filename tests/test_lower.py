@@ -23,6 +23,15 @@ def test_1f1b_with_receives_just_before_use_hangs_at_two_ranks():
     )
 
 
+def test_a_send_to_a_rank_that_has_ended_hangs():
+    program = lower(gpipe(2, 1))
+    twice = (program.ranks[0] + program.ranks[0][1:2], program.ranks[1])
+    assert isinstance(twice[0][-1], Send)
+    with pytest.raises(ScheduleError, match="hangs when every send blocks") as caught:
+        validate_program(Program(program.schedule, twice))
+    assert caught.value.reasons == (f"rank 0, position {len(twice[0]) - 1}: waits to send 0F0 to 1",)
+
+
 def test_a_value_used_before_it_is_received():
     program = lower(gpipe(2, 1))
     early = (program.ranks[0], (program.ranks[1][1], program.ranks[1][0], *program.ranks[1][2:]))

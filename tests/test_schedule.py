@@ -102,6 +102,17 @@ def test_csv_reads_idle_cells_communication_and_overlapped_pairs(tmp_path):
     assert Schedule.from_csv(path) == gpipe(2, 2)
 
 
+def test_csv_leaves_blank_lines_at_the_end_out(tmp_path):
+    path = tmp_path / "blank.csv"
+    path.write_text("0F0,0B0\n1F0,1B0\n\n,,\n")
+    assert Schedule.from_csv(path) == gpipe(2, 1)
+
+
+def test_schedule_refuses_to_have_nothing_to_do():
+    with pytest.raises(ScheduleError, match="schedule 'idle' has no actions"):
+        Schedule("idle", ((), ()))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -113,3 +113,9 @@ def test_blocked_says_where_each_rank_stops():
     assert blocked(one_f_one_b(4, 8)) == {}
     stuck = Schedule.from_text("0F1 0B1 0F0 0B0\n1F0 1B0 1F1 1B1")
     assert blocked(stuck) == {0: 1, 1: 4}
+    assert blocked(Schedule.from_text("0B0 0F0")) == {0: 0}  # its own forward comes later: never
+
+
+def test_stage_on_a_rank_that_is_not_there():
+    with pytest.raises(ScheduleError, match="stage 1 is placed on rank 2, but there are 2 ranks"):
+        validate(Schedule("misplaced", gpipe(2, 1).ranks, (0, 2)))
