@@ -31,3 +31,14 @@ def ranks_of() -> Iterator[Callable[[int], Ranks]]:
     yield get
     for ranks in started.values():
         ranks.close()
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Sums of one thread, as on a rank: with more they may be taken in another order."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

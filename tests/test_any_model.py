@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -27,17 +27,9 @@ import pipelab as pl
 
 # As in a notebook: the ranks get functions and classes by value and do not import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("one_thread")
 RanksOf = Callable[[int], pl.Ranks]
 WIDTH = 6
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Sums of one thread, as on a rank."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Residual(nn.Module):

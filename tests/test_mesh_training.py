@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,10 @@ from pipelab.ranks import local_state
 
 # As in a notebook: the ranks get functions and classes by value and do not import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
 RanksOf = Callable[[int], pl.Ranks]
 VOCAB, CONTEXT = 23, 6
 EQUAL = 1e-9  # in float64: the same numbers, added up in another order
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """One thread, as on a rank."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:

@@ -6,7 +6,7 @@ import copy
 import gc
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,8 @@ from pipelab.ranks import local_state
 
 # As in a notebook: the ranks get functions and classes by value and do not import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("one_thread")]
 RanksOf = Callable[[int], pl.Ranks]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Sums of one thread, as on a rank."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

@@ -9,7 +9,7 @@ nothing, so with 4 or 8 micro-batches all gradients are equal to the bit; with 6
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,18 +31,9 @@ except ImportError:
 
 # As in a notebook: the ranks get functions and classes by value and do not import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
 RanksOf = Callable[[int], pl.Ranks]
 WIDTH = 12
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Sums of one thread, as on a rank."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def by_torch(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,8 @@ import pipelab as pl
 
 # As in a notebook: the ranks get functions and classes by value and do not import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("one_thread")]
 RanksOf = Callable[[int], pl.Ranks]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Sums of one thread, as on a rank."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def batch(seed: int = 0, size: int = 10) -> tuple[Tensor, Tensor]:

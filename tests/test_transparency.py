@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
@@ -27,7 +27,7 @@ import pipelab as pl
 
 # As in a notebook: the ranks get functions and classes by value and do not import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
 
 SIZES = [
     (1, 1),
@@ -40,15 +40,6 @@ SIZES = [
 ]  # ranks, micro-batches; also fewer micro-batches than ranks
 LOOPED = ("interleaved", "breadth_first")
 RUNS = FLUSHED
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Sums of one thread, as on a rank: with more, a matrix product may add up in another order."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
