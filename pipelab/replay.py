@@ -21,13 +21,13 @@ from torch.func import functional_call
 from pipelab.action import Action, Kind
 from pipelab.costs import Costs
 from pipelab.engine.cut import cut
+from pipelab.engine.options import OptimizerFactory
 from pipelab.errors import EngineError, SizeError
 from pipelab.schedule import Schedule
 from pipelab.simulate import simulate
 from pipelab.versions import update_groups, weight_versions, with_updates
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Weights = dict[str, Tensor]
 
 
