@@ -24,7 +24,7 @@ from torch import nn
 import pipelab as pl
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tools import two_hosts
+from pipelab import two_hosts
 
 BUILDERS = {"gpipe": pl.gpipe, "one_f_one_b": pl.one_f_one_b}
 F_S, B_S = 0.08, 0.16

@@ -37,7 +37,7 @@ LAW = (
     ("gantt",),
     ("plots", "mesh_plot", "version_plot"),
     ("stacked",),
-    ("book", "widgets"),
+    ("book", "widgets", "two_hosts"),
     ("doctor", "grading"),
     ("plan_command",),
     ("cli",),

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from tools import two_hosts
-from tools.two_hosts import OneHost, TwoHosts
+from pipelab import two_hosts
+from pipelab.two_hosts import OneHost, TwoHosts
 
 pytestmark = [
     pytest.mark.timeout(120),

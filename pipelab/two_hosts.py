@@ -1,7 +1,8 @@
 """Two hosts on one machine: network namespaces of their own, joined by one cable that can be slow or pulled out.
 
     with TwoHosts(bytes_per_s=12.5e6) as hosts:
-        process = hosts.start(1, ["python", "-m", "torch.distributed.run", "--master-addr", hosts.address, ...])
+        for host in (0, 1):
+            hosts.start(host, launcher(hosts.address, 29500, host, 1, "train.py"), environment())
 
 Needs Linux, root, and the programs ip and tc of iproute2; `missing()` says in a sentence what is not there.
 Where it cannot be had, `OneHost` has the same methods for two launchers on the loopback.
