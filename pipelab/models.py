@@ -1,5 +1,6 @@
 """The models of the book, each an `nn.Sequential`: a row of layers, so that any contiguous slice of it can be a stage.
 
+`resnet` alone is none: it stands for the models of others, which `pipelab.layers.as_layers` turns into such a row.
 The weights depend on `seed` alone, and building a model leaves torch's own random numbers as they were.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -55,6 +57,26 @@ def cnn(channels: Sequence[int] = (16, 32), *, classes: int = 10, seed: int = 0)
     return nn.Sequential(*layers)
 
 
+def resnet(
+    widths: Sequence[int] = (8, 8, 12, 12, 16),
+    *,
+    norm: Callable[[int], nn.Module] | None = None,
+    seed: int = 0,
+) -> ResNet:
+    """A residual network with torchvision's names, small enough for digits: (n, 1, 8, 8) to scores (n, 10).
+
+    `widths` are the channels behind the stem and behind each of its four parts. `norm` makes a norm for so many
+    channels: torchvision's is `nn.BatchNorm2d`, which sees micro-batches; the default is a GroupNorm of 4 groups, which
+    sees one picture.
+    Raises SizeError where `widths` are not five.
+    """
+    sizes = [positive_integer(f"widths[{place}]", width) for place, width in enumerate(widths)]
+    if len(sizes) != 5:
+        raise SizeError(f"a residual network needs five widths, of its stem and four parts, got {tuple(sizes)}")
+    with _seeded(seed):
+        return ResNet(sizes, norm or partial(nn.GroupNorm, 4))
+
+
 def gpt(
     vocab: int,
     *,
@@ -89,6 +111,47 @@ def gpt(
             for projection in (block.attention.output, block.contract):
                 nn.init.normal_(projection.weight, std=0.02 / math.sqrt(2 * depth))
     return model
+
+
+class ResNet(nn.Module):
+    """Stem, four parts of two blocks each, pooling, scores; the third part halves the picture."""
+
+    def __init__(self, widths: Sequence[int], norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, widths[0], 3, 1, 1, bias=False)
+        self.bn1 = norm(widths[0])
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, 1, 1)
+        self.layer1, self.layer2, self.layer3, self.layer4 = (
+            nn.Sequential(ResidualBlock(inside, outside, stride, norm), ResidualBlock(outside, outside, 1, norm))
+            for (inside, outside), stride in zip(pairwise(widths), (1, 1, 2, 1), strict=True)
+        )
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(widths[-1], 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        scores: Tensor = self.fc(torch.flatten(self.avgpool(x), 1))
+        return scores
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions added to what came in, or to a projection of it where the shape changes."""
+
+    def __init__(self, inside: int, outside: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False), norm(outside)
+        self.conv2, self.bn2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False), norm(outside)
+        self.relu = nn.ReLU(inplace=True)
+        same = stride == 1 and inside == outside
+        self.downsample = None if same else nn.Sequential(nn.Conv2d(inside, outside, 1, stride), norm(outside))
+
+    def forward(self, x: Tensor) -> Tensor:
+        around = x if self.downsample is None else self.downsample(x)
+        inner: Tensor = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        out: Tensor = self.relu(inner + around)
+        return out
 
 
 class Embedding(nn.Module):

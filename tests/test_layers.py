@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from pipelab.engine import Pipeline
 from pipelab.errors import PartitionError
 from pipelab.layers import as_layers
-from pipelab.models import next_token_loss
+from pipelab.models import ResNet, next_token_loss, resnet
 from pipelab.schedules import one_f_one_b
 
 pytestmark = pytest.mark.timeout(120)
@@ -36,47 +36,8 @@ def gpt2(**options: Any) -> nn.Module:
         return GPT2LMHeadModel(config)
 
 
-class BasicBlock(nn.Module):
-    def __init__(self, inside: int, outside: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outside)
-        self.relu = nn.ReLU(inplace=True)
-        self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outside)
-        same = stride == 1 and inside == outside
-        self.downsample = (
-            None if same else nn.Sequential(nn.Conv2d(inside, outside, 1, stride), nn.BatchNorm2d(outside))
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        around = x if self.downsample is None else self.downsample(x)
-        return self.relu(self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x))))) + around)
-
-
-class ResNet(nn.Module):
-    """torchvision's names, small enough for digits."""
-
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            self.conv1 = nn.Conv2d(1, 8, 3, 1, 1, bias=False)
-            self.bn1 = nn.BatchNorm2d(8)
-            self.relu = nn.ReLU(inplace=True)
-            self.maxpool = nn.MaxPool2d(3, 1, 1)
-            widths = (8, 8, 12, 12, 16)
-            for number in range(1, 5):
-                inside, outside = widths[number - 1], widths[number]
-                blocks = (BasicBlock(inside, outside, 2 if number == 3 else 1), BasicBlock(outside, outside, 1))
-                setattr(self, f"layer{number}", nn.Sequential(*blocks))
-            self.avgpool = nn.AdaptiveAvgPool2d(1)
-            self.fc = nn.Linear(16, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.fc(torch.flatten(self.avgpool(x), 1))
+def residual() -> nn.Module:
+    return resnet(norm=nn.BatchNorm2d)
 
 
 def pictures() -> tuple[Tensor, Tensor]:
@@ -143,7 +104,7 @@ def test_layers_of_gpt2_name_every_parameter_of_it() -> None:
 
 
 def test_layers_of_a_residual_network_compute_what_it_does() -> None:
-    model = ResNet()
+    model = residual()
     inputs, targets = pictures()
     row = as_layers(model, example=inputs)
     assert len(row) == 1 + 8 + 1
@@ -162,7 +123,7 @@ def test_layers_of_a_residual_network_compute_what_it_does() -> None:
 def test_layers_of_a_residual_network_trained_by_a_pipeline_equal_one_process(
     cut: tuple[int, int], ranks_of: Callable[[int], Any]
 ) -> None:
-    model = ResNet()
+    model = residual()
     inputs, targets = pictures()
     row = as_layers(model)
     alone = copy.deepcopy(model)
@@ -180,7 +141,7 @@ def test_layers_of_a_residual_network_trained_by_a_pipeline_equal_one_process(
 
 
 def test_layers_keep_the_mode_and_share_the_weights() -> None:
-    model = ResNet().eval()
+    model = residual().eval()
     row = as_layers(model)
     assert not row.training
     assert {id(p) for p in row.parameters()} == {id(p) for p in model.parameters()}
@@ -197,4 +158,4 @@ def test_layers_notice_a_forward_of_its_own() -> None:
             return 2 * super().forward(x)
 
     with pytest.raises(PartitionError, match="the layers of Doubled compute something else than its forward"):
-        as_layers(Doubled(), example=pictures()[0])
+        as_layers(Doubled((8, 8, 8, 8, 8), nn.BatchNorm2d), example=pictures()[0])

@@ -9,13 +9,14 @@ from torch.nn import functional as F
 
 from pipelab.data import batches, digits
 from pipelab.errors import SizeError
-from pipelab.models import cnn, gpt, mlp, next_token_loss, sample_tokens
+from pipelab.models import cnn, gpt, mlp, next_token_loss, resnet, sample_tokens
 
 BUILDERS = {
     "mlp": mlp,
     "cnn": cnn,
     "gpt": lambda **key: gpt(11, width=8, depth=2, heads=2, context=6, **key),
 }
+ALL = {**BUILDERS, "resnet": resnet}
 INPUTS = {"mlp": torch.rand(3, 64), "cnn": torch.rand(3, 1, 8, 8), "gpt": torch.arange(18).view(3, 6) % 11}
 
 
@@ -29,19 +30,24 @@ def test_models_are_rows_of_layers_with_the_stated_shapes(name, shape, num_layer
     assert model(INPUTS[name]).shape == shape
 
 
-@pytest.mark.parametrize("name", BUILDERS)
+def test_models_resnet_scores_pictures():
+    assert resnet()(INPUTS["cnn"]).shape == (3, 10)
+    assert [type(module) for module in resnet(norm=nn.BatchNorm2d).modules()].count(nn.BatchNorm2d) == 1 + 8 * 2 + 3
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_models_depend_on_the_seed_alone(name):
-    first = BUILDERS[name](seed=1).state_dict()
+    first = ALL[name](seed=1).state_dict()
     torch.manual_seed(7)
-    again, other = BUILDERS[name](seed=1).state_dict(), BUILDERS[name](seed=2).state_dict()
+    again, other = ALL[name](seed=1).state_dict(), ALL[name](seed=2).state_dict()
     assert all(torch.equal(first[key], again[key]) for key in first)
     assert any(not torch.equal(first[key], other[key]) for key in first)
 
 
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("name", ALL)
 def test_models_leave_the_random_numbers_as_they_were(name):
     before = torch.get_rng_state()
-    BUILDERS[name](seed=5)
+    ALL[name](seed=5)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -146,6 +152,7 @@ def test_models_next_token_loss_is_the_mean_over_all_tokens():
         (lambda: mlp((64,)), "an input and an output width"),
         (lambda: mlp((64, 0, 10)), r"widths\[1\] must be at least 1"),
         (lambda: cnn((16, 1.5)), r"channels\[1\] must be a whole number"),
+        (lambda: resnet((8, 8)), "needs five widths"),
         (lambda: gpt(11, width=10, heads=4), "width must be a multiple of heads: 10 is not one of 4"),
         (lambda: gpt(11, depth=0), "depth must be at least 1"),
         (lambda: gpt(11, context=4)(torch.zeros(1, 5, dtype=torch.int64)), "5 tokens is longer than .* context of 4"),
