@@ -37,7 +37,7 @@ LAW = (
     ("gantt",),
     ("plots", "mesh_plot", "version_plot"),
     ("stacked",),
-    ("book", "widgets", "two_hosts"),
+    ("book", "widgets", "operations", "two_hosts"),
     ("doctor", "grading"),
     ("plan_command",),
     ("cli",),
@@ -47,7 +47,7 @@ LINE = {room: line for line, rooms in enumerate(LAW) for room in rooms}
 
 # Where a heavy library may be imported, and where only inside a function.
 HEAVY = {
-    "torch": ({"engine", "replay", "ranks", "models", "layers", "data", "profiling"}, {"doctor", "cli"}),
+    "torch": ({"engine", "replay", "ranks", "models", "layers", "data", "profiling"}, {"doctor", "cli", "operations"}),
     "matplotlib": ({"axes", "gantt"}, set()),
     "ipywidgets": ({"widgets"}, set()),
     "sympy": ({"theory"}, set()),

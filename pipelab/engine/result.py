@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipelab.action import Action, Kind
@@ -22,7 +22,8 @@ class StepResult:
 
     `loss` is that of the whole batch before the update, or where updates are made on the way, of every micro-batch with
     the weights that it met. `trace` tells when every action ran, in seconds from the first one's start; its source is
-    "measured", or "paced" on emulated accelerators. `sent_bytes` is the size of the tensors that each rank sent.
+    "measured", or "paced" on emulated accelerators; `began_s` is that start on the ranks' clock, `pipelab.ranks.now`.
+    `sent_bytes` is the size of the tensors that each rank sent.
     `gradient_norm` is the norm over all ranks before clipping, where gradients are clipped.
     Where the pipeline measures memory, `peak_bytes` is the most that each rank had above its parameters and optimizer,
     messages included that wait for the word that they have arrived (see `pipelab.engine.channel`),
@@ -50,6 +51,7 @@ class StepResult:
     held_versions: tuple[int, ...] = ()
     axis_bytes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     traces: Mapping[tuple[int, int], Trace] = field(default_factory=dict)
+    began_s: float = 0.0
 
     @property
     def versions(self) -> dict[Action, int]:
@@ -80,6 +82,7 @@ def put_together(
         loss=whole([report.loss for report in last if report.loss is not None]),
         trace=traces[0, 0],
         traces=traces,
+        began_s=_began(reports[rank] for rank in mesh.pipelines()[0, 0]),
         sent_bytes=sent["pp"],
         axis_bytes=sent,
         peak_bytes=peaks or None,
@@ -91,11 +94,16 @@ def put_together(
     )
 
 
+def _began(reports: Iterable[Report]) -> float:
+    first: float = min(timing.start for report in reports for timing in report.timings)
+    return first
+
+
 def _trace(
     schedule: Schedule, sources: Mapping[Action, Action], pace: Costs | None, reports: Sequence[Report]
 ) -> Trace:
     """What the ranks of one pipeline did, on a clock that starts with the first of them."""
-    zero = min(timing.start for report in reports for timing in report.timings)
+    zero = _began(reports)
     spans = tuple(
         Span(rank, timing.action, timing.start - zero, timing.end - zero, timing.recompute, timing.version, timing.late)
         for rank, report in enumerate(reports)
