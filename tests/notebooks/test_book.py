@@ -28,6 +28,8 @@ NUMBER = new_code_cell("print(f'bubble {3 / 11:.4f}')")
 ADDRESS = new_code_cell("object()")
 HIDDEN = new_code_cell("import os\nos.getpid();")
 INSIDE_PYTEST = new_code_cell("import os\n'PYTEST_CURRENT_TEST' in os.environ")
+SILENT = new_code_cell("assert 3 / 11 < 1")
+CHECK = new_code_cell("assert 3 / 11 < 1", metadata={"nbgrader": {"grade_id": "check", "grade": True, "points": 1}})
 DIES_IN_TEST = new_code_cell("import os\nif os.environ.get('PIPELAB_DIE'):\n    os._exit(7)")
 AFTER = new_code_cell("print('after the end')")
 
@@ -155,12 +157,13 @@ def nbval(folder: Path, **environment: str) -> Nbval:
 
 @pytest.fixture(scope="module")
 def verdict(tmp_path_factory: pytest.TempPathFactory) -> Nbval:
-    """One nbval run over a sound notebook and three that must not pass."""
+    """One nbval run over sound notebooks and some that must not pass."""
     folder = tmp_path_factory.mktemp("nbval")
     sound = write(folder / "sound.ipynb", PROSE, NUMBER, FIGURE, WIDGET, RAISES, ADDRESS, HIDDEN, INSIDE_PYTEST)
     changed = write(folder / "changed.ipynb", NUMBER)
     dead = write(folder / "dead.ipynb", NUMBER, DIES_IN_TEST, AFTER)
-    assert book.main([str(sound), str(changed), str(dead)]) == 0
+    silent, master = write(folder / "silent.ipynb", SILENT), write(folder / "master.ipynb", CHECK)
+    assert book.main([str(sound), str(changed), str(dead), str(silent), str(master)]) == 0
     change(changed, "bubble 0.2727", "bubble 0.2728")
     write(folder / "unexecuted.ipynb", NUMBER)
     (folder / "exercises").mkdir()
@@ -191,6 +194,12 @@ def test_nbval_fails_a_notebook_that_was_never_executed(verdict: Nbval) -> None:
     message = verdict.message("unexecuted", "stored outputs")
     assert "execution count None, expected 1" in message
     assert "no cell has a stored output" in message
+
+
+def test_nbval_fails_a_notebook_without_an_output_unless_its_checks_are_an_assignments(verdict: Nbval) -> None:
+    assert verdict.outcomes("silent") == ["failure", "passed"]
+    assert "execution count" not in verdict.message("silent", "stored outputs")
+    assert verdict.outcomes("master") == ["passed", "passed"]
 
 
 def test_nbval_lets_an_exercise_have_no_outputs(verdict: Nbval) -> None:
