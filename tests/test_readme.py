@@ -44,3 +44,10 @@ def test_links_lead_somewhere():
 def test_chapter_table_lists_the_notebooks_that_are_there():
     listed = re.findall(r"\(notebooks/(\w+\.ipynb)\)", README)
     assert listed == sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
+
+
+def test_chapter_table_gives_the_minutes_that_the_chapters_give():
+    rows = re.findall(r"\(notebooks/(\w+\.ipynb)\) \|[^|]*\| (\d+) min \| \d+ s \|", README)
+    assert len(rows) == len(list((ROOT / "notebooks").glob("*.ipynb")))
+    for name, minutes in rows:
+        assert f"**It takes** about {minutes} minutes" in (ROOT / "notebooks" / name).read_text(), name

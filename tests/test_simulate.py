@@ -106,6 +106,22 @@ def test_link_carries_each_boundarys_bytes_in_both_directions():
     }
 
 
+@pytest.mark.parametrize("comm", [1, Link(0.5, 20)])
+def test_a_pipeline_may_end_on_rank_0(comm):
+    # stage 1 is on rank 0, so the very first action of the plan reads what another rank sends
+    backwards = Schedule.from_text("1F0 1B0\n0F0 0B0")
+    trace = simulate(backwards, Costs(F=1, B=2, comm=comm, boundary_bytes=10))
+    assert backwards.placement == (1, 0)
+    assert [(str(s.action), s.start, s.end) for row in trace.by_rank for s in row] == [
+        ("1F0", 2, 3),
+        ("1B0", 3, 5),
+        ("0F0", 0, 1),
+        ("0B0", 6, 8),
+    ]
+    messages = sorted((m.sent, m.arrived, str(m.action), m.bytes) for m in trace.messages)
+    assert messages == [(1, 2, "0F0", 10), (5, 6, "1B0", 10)]
+
+
 def test_link_is_free_at_the_beginning():
     # 2 bytes at 10 a second on an idle wire: sent at 0.1, there 0.2 later
     trace = simulate(gpipe(2, 1), Costs(F=0.1, B=0.1, comm=Link(0, 10), boundary_bytes=2))

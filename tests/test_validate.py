@@ -116,6 +116,14 @@ def test_blocked_says_where_each_rank_stops():
     assert blocked(Schedule.from_text("0B0 0F0")) == {0: 0}  # its own forward comes later: never
 
 
+def test_first_action_of_all_may_be_what_others_wait_for():
+    # stage 1 on rank 0: its forward is the plan's first action, and the circle goes through it
+    validate(Schedule.from_text("1F0 1B0\n0F0 0B0"))
+    (circle,) = reasons("1F0 1B0\n0B0 0F0")
+    assert "rank 1" in circle
+    assert "0B0" in circle
+
+
 def test_stage_on_a_rank_that_is_not_there():
     with pytest.raises(ScheduleError, match="stage 1 is placed on rank 2, but there are 2 ranks"):
         validate(Schedule("misplaced", gpipe(2, 1).ranks, (0, 2)))
