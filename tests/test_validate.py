@@ -3,7 +3,7 @@
 import pytest
 
 from pipelab import Action, Kind, Schedule, ScheduleError, gpipe, one_f_one_b, validate
-from pipelab.dependencies import blocked, needs
+from pipelab.dependencies import blocked, needs, waits
 
 
 def reasons(text, **more):
@@ -114,6 +114,13 @@ def test_blocked_says_where_each_rank_stops():
     stuck = Schedule.from_text("0F1 0B1 0F0 0B0\n1F0 1B0 1F1 1B1")
     assert blocked(stuck) == {0: 1, 1: 4}
     assert blocked(Schedule.from_text("0B0 0F0")) == {0: 0}  # its own forward comes later: never
+
+
+def test_waits_names_a_neighbours_value_or_ones_own():
+    # rank 1 stops at once, because its backward stands before its own forward; rank 0 goes on as far as it can
+    stuck = Schedule.from_text("0F0 0B0\n1B0 1F0")
+    assert blocked(stuck) == {0: 1, 1: 2}
+    assert list(waits(stuck)) == [(0, 1, 2), (1, 2, 3)]  # 0B0 waits for 1B0, 1B0 for 1F0
 
 
 def test_first_action_of_all_may_be_what_others_wait_for():
