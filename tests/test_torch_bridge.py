@@ -136,13 +136,13 @@ def test_torch_gpipe_takes_33(tmp_path):
     assert pl.simulate(plan, whole_rank).makespan == 33
 
 
-@pytest.mark.parametrize("name", sorted(set(V_SHAPED) & set(pl.SCHEDULES)))
-@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 12)])
-def test_torch_v_shapes_are_no_quicker_than_ours_of_the_same_name(tmp_path, name, p, m):
-    plan = read(torch_schedule(V_SHAPED[name], p, m), tmp_path / "plan.csv", m)
-    ours = pl.SCHEDULES[name](p, m)
-    assert ours.placement == plan.placement
-    assert pl.simulate(ours, whole_rank.split(2)).makespan <= pl.simulate(plan, whole_rank.split(2)).makespan
+@pytest.mark.parametrize("name", sorted(V_SHAPED))
+@pytest.mark.parametrize("p", range(1, 7))
+def test_torch_v_shapes_are_ours_of_the_same_name(tmp_path, name, p):
+    # every m: with fewer than 2p - 1 micro-batches time and memory leave an order of ZB-V some freedom
+    for m in range(2 * p if name == "dualpipe_v" else 1, 4 * p):
+        plan = read(torch_schedule(V_SHAPED[name], p, m), tmp_path / "plan.csv", m)
+        assert pl.SCHEDULES[name](p, m) == plan
 
 
 # --- our plans, loaded ----------------------------------------------------------------------------------------------

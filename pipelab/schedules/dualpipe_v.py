@@ -16,10 +16,10 @@ F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741
 def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
     """Run the forward of one of a rank's two stages together with the backward of the other.
 
-    DeepSeek-AI 2024 (arXiv 2412.19437), section 3.2.1; the V form is that of their repository DualPipe. Rank r holds
-    stages r and 2p - 1 - r. A pair that they overlap stands here as F, then B. Only where there is nothing to pair with
-    is the backward split, so that W can wait for the end. Takes 2p micro-batches or more, two for each rank. Raises
-    SizeError, with the nearest legal number, for fewer.
+    DeepSeek-AI 2024 (arXiv 2412.19437), section 3.2.1; the V form is that of their repository DualPipe, and the order
+    that of torch's ScheduleDualPipeV. Rank r holds stages r and 2p - 1 - r. A pair that they overlap stands here as F,
+    then B. Only where there is nothing to pair with is the backward split, so that W can wait for the end. Takes 2p
+    micro-batches or more, two for each rank. Raises SizeError, with the nearest legal number, for fewer.
     With F = I = W, the makespan is m C + (p - 1) F / 2, with C = F + I + W and F of a whole rank; every rank of two or
     more keeps p + 1/2 micro-batches.
     """

@@ -18,7 +18,8 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
 
     Qi et al. 2023 (arXiv 2401.10241), section 6. Rank r holds stages r and 2p - 1 - r: rank 0 has the loss too, so its
     first backward need not wait for a gradient to come up all ranks, and every rank keeps equally much.
-    Any sizes from 1; with fewer than 2p - 1 micro-batches it is the order for 2p - 1 without those that are missing.
+    The order is that of torch's ScheduleZBVZeroBubble. Any sizes from 1; with fewer than 2p - 1 micro-batches it is the
+    order for 2p - 1 without those that are missing.
     With m >= 2p and F = I = W: no rank waits between its first start and its last end, so the makespan is
     m C + (p - 1) F / 2 with C = F + I + W of a whole rank; every rank keeps p micro-batches.
     """
@@ -42,10 +43,8 @@ def _order(rank: int, p: int, m: int) -> Iterator[Action]:
         yield from do(down, F)
     for _ in range(p - rank):
         yield from do(up, F, I, W)
-    for k in range(m - p):  # steady: one micro-batch on the way down, one on the way up
-        if 2 * p - 1 - rank + k < m:
-            yield from do(down, F)
-        yield from do(down, I, W)
+    for _ in range(m - p):  # steady: one micro-batch on the way down, one on the way up
+        yield from do(down, F, I, W)  # the last of these F have no micro-batch left: zb_v drops them
         yield from do(up, F, I, W)
     for _ in range(rank):  # cooldown: gradients first, for the ranks that wait for them
         yield from do(down, I)
