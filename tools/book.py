@@ -12,7 +12,7 @@ gives the same bytes, and a diff shows what an author changed:
 * cell ids are words: an author's id stays, a random one becomes the first words of its cell
 * execution counts run 1, 2, 3, ...
 * no live widget views (their ids are random): the text and the picture beside them stay
-* pictures have a palette of 64 colours, a quarter of the bytes and the same to the eye
+* pictures have a palette of 128 colours, a quarter of the bytes and the same to the eye
 * tracebacks have no terminal colours; empty code cells at the end are gone
 """
 
@@ -37,7 +37,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from PIL import Image
 
 CELL_TIMEOUT_S = 600
-COLOURS = 64
+COLOURS = 128
 NOTEBOOK_METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
@@ -125,7 +125,9 @@ def small_png(png: str) -> str:
     opaque = Image.new("RGBA", picture.size, "white")
     opaque.alpha_composite(picture.convert("RGBA"))
     out = io.BytesIO()
-    opaque.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
+    # a rare colour counts as much as a common one, or a thin line would take that of its neighbours
+    few = opaque.convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(out, "PNG", optimize=True)
     return base64.b64encode(min(out.getvalue(), raw, key=len)).decode()
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from base64 import b64decode, b64encode
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from xml.etree import ElementTree
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from PIL import Image
 
 from tools import book
 
@@ -71,6 +74,22 @@ def test_book_keeps_text_and_pictures_but_no_live_widget(chapter: Path) -> None:
     assert widget.data == {"text/plain": "IntSlider(value=3)"}
     assert error.ename == "ZeroDivisionError"
     assert "\x1b" not in "".join(error.traceback)
+
+
+def test_book_keeps_the_colour_of_a_thin_line() -> None:
+    # the palette followed the number of pixels, and a dashed line in magenta was stored brown
+    picture = Image.linear_gradient("L").convert("RGB").resize((900, 400))
+    pixels = picture.load()
+    for y in range(0, 400, 3):
+        for x in range(0, 900, 11):
+            pixels[x, y] = (2 * x // 8, y // 2, 255 - y // 2)  # anti-aliased edges, as text has them
+    for y in range(0, 400, 6):
+        pixels[450, y] = (209, 0, 108)
+    raw = BytesIO()
+    picture.save(raw, "PNG")
+    small = Image.open(BytesIO(b64decode(book.small_png(b64encode(raw.getvalue()).decode()))))
+    stored = small.convert("RGB").getpixel((450, 6))
+    assert max(abs(a - b) for a, b in zip(stored, (209, 0, 108), strict=True)) <= 16
 
 
 def test_book_keeps_an_authors_id_and_replaces_random_ones(chapter: Path) -> None:
