@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from plain_training import largest_difference
 from torch import Tensor, nn
 
 import pipelab as pl
+from pipelab import two_hosts
 from pipelab.engine.deal import deal
 from pipelab.errors import EngineError, SizeError
 from pipelab.models import gpt, next_token_loss
@@ -88,6 +90,60 @@ BUILDERS = {"gpipe": pl.gpipe, "1f1b": pl.one_f_one_b, "zb_h1": pl.zb_h1}
 def test_mesh_trains_as_one_process_does(name: str, shape: tuple[int, int, int], ranks_of: RanksOf) -> None:
     """Batches that no replica and no micro-batch divides, and one norm of all gradients."""
     check_training(BUILDERS[name](2, 4), shape, ranks_of, max_norm=0.3)
+
+
+SCRIPT = """
+import sys
+import torch
+import pipelab as pl
+from pipelab.models import gpt, next_token_loss
+
+with pl.Ranks() as ranks:
+    model, options, batches = torch.load(sys.argv[1])
+    whole = gpt(**options).double()
+    whole.load_state_dict(model)
+    pipe = pl.Pipeline(
+        whole,
+        pl.zb_h1(2, 4),
+        mesh=pl.Mesh(dp=2, pp=2, tp=2),
+        loss_fn=next_token_loss,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+        ranks=ranks,
+    )
+    found = [(pipe.step(*batch).loss, pipe.gradients()) for batch in batches]
+    torch.save((found, pipe.state_dict()), sys.argv[2])
+"""
+
+
+def test_mesh_under_torchrun_trains_as_one_process_does(tmp_path: Path) -> None:
+    """Two launchers with four ranks each, as on two hosts, each of which has one stage with its replicas and slices.
+
+    Nearly all of its time is the import of torch, eight times on a few cores.
+    """
+    script, given, made = (tmp_path / name for name in ("script.py", "given.pt", "made.pt"))
+    script.write_text(SCRIPT)
+    plain = model()
+    optimizer = adam(plain.parameters())
+    options = {"vocab": VOCAB, "width": 8, "heads": 2, "depth": 4, "context": CONTEXT}
+    torch.save((plain.state_dict(), options, batches(17, 20)), given)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with two_hosts.OneHost() as hosts:
+        commands = [
+            two_hosts.launcher(hosts.address, port, host, 4, str(script), str(given), str(made)) for host in (0, 1)
+        ]
+        started = [hosts.start(host, command, two_hosts.environment()) for host, command in enumerate(commands)]
+        for process in started:
+            assert process.wait(90) == 0, hosts.stderr(process)
+    steps, state = torch.load(made)
+    for (inputs, targets), (its_loss, its_gradients) in zip(batches(17, 20), steps, strict=True):
+        optimizer.zero_grad()
+        loss = next_token_loss(plain(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        assert its_loss == pytest.approx(loss.item(), rel=EQUAL)
+        assert largest_difference(its_gradients, gradients(plain)) < EQUAL
+    assert largest_difference(state, plain.state_dict()) < 1e-7  # Adam divides by small numbers
 
 
 @pytest.mark.exhaustive
