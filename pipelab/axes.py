@@ -42,14 +42,13 @@ def new_axes(rows: Sequence[int], figure: Figure | None = None) -> list[Axes]:
 
 
 def titles(ax: Axes, left: str, right: str) -> None:
-    """The headline, and the numbers beside it; below it where they would touch."""
+    """The headline, and the numbers beside it; a line above them where they would touch."""
     texts = (
         ax.set_title(left, loc="left", fontsize=11, fontweight="bold"),
         ax.set_title(right, loc="right", fontsize=9.5),
     )
     if sum(text.get_window_extent().width for text in texts) + _GAP_IN * ax.figure.dpi > ax.get_window_extent().width:
-        ax.set_title(f"{left}\n{right}", loc="left", fontsize=9.5, fontweight="normal")
-        ax.set_title("", loc="right")
+        ax.set_title(f"{left}\n", loc="left", fontsize=11, fontweight="bold")
 
 
 def frame(ax: Axes, num_ranks: int, longest: float, unit: str) -> None:
@@ -68,7 +67,7 @@ def frame(ax: Axes, num_ranks: int, longest: float, unit: str) -> None:
 
 def at_the_right(ax: Axes, head: str, texts: Sequence[str]) -> None:
     """A column right of the rows: `head`, and a text for every rank."""
-    style: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "fontsize": 8.5, "color": palette.INK}
+    style: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "fontsize": 8.5, "color": palette.PALE_INK}
     ax.text(1.008, -0.62, head, va="bottom", **style)
     for rank, text in enumerate(texts):
         ax.text(1.008, rank, text, va="center", **style)

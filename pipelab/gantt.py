@@ -91,7 +91,8 @@ def gantt_compare(
     for ax, trace, line in zip((above, below), (predicted, measured), numbers, strict=True):
         _draw(ax, trace, unit, longest)
         titles(ax, headline(trace), line)
-        ax.axvline(predicted.makespan, color=palette.MARK, linewidth=1.2, linestyle=(0, (4, 2)), zorder=5)
+        end = ax.axvline(predicted.makespan, color=palette.MARK, linewidth=1.2, linestyle=(0, (4, 2)), zorder=5)
+        end.set_clip_on(False)  # often it is where the axis ends
     above.tick_params(labelbottom=False)
     above.set_xlabel("")
     extra: list[Any] = [Line2D([], [], color=palette.MARK, linestyle=(0, (4, 2)), label=f"{predicted.source} end")]
@@ -141,19 +142,11 @@ def _draw(ax: Axes, trace: Trace, unit: str, longest: float, *, lit: int | None 
     _numbers(ax, trace, longest, lit)
 
 
-def _colours(trace: Trace, spans: Sequence[Span]) -> list[str]:
-    """Kind gives the colour, the stage's place among those of its rank the shade."""
-    schedule = trace.schedule
-    depth = {s: d for rank in range(schedule.num_ranks) for d, s in enumerate(schedule.stages_on(rank))}
-    return [palette.shade(s.action.kind, depth[s.action.stage], schedule.stages_per_rank) for s in spans]
-
-
 def _bars(trace: Trace, spans: Sequence[Span], lit: int | None, narrow: float) -> PolyCollection:
-    again = spans[0].recompute
-    colours = [
-        colour if lit in (None, span.action.microbatch) else palette.faded(colour)
-        for span, colour in zip(spans, _colours(trace, spans), strict=True)
-    ]
+    again, of_stage = spans[0].recompute, palette.stage_colours(trace.schedule)
+    colours = [of_stage[span.action.stage, span.action.kind] for span in spans]
+    if lit is not None:
+        colours = [c if s.action.microbatch == lit else palette.faded(c) for s, c in zip(spans, colours, strict=True)]
     return _boxes(
         trace,
         [(span.rank, span.start, span.end) for span in spans],
@@ -182,7 +175,8 @@ def _boxes(trace: Trace, boxes: Iterable[_Box], **style: Any) -> PolyCollection:
 
 
 def _numbers(ax: Axes, trace: Trace, longest: float, lit: int | None) -> None:
-    """Write the micro-batch into every bar that has room for it, in the largest size that most bars have room for."""
+    """Write the micro-batch into every bar that has room for it: in the largest size that most bars have room for, in
+    those that have less room smaller."""
     box = ax.get_window_extent()
     pixels_per_time, row_pixels = box.width / longest, box.height / trace.num_ranks
     digits = len(str(trace.schedule.num_microbatches - 1))
@@ -191,16 +185,18 @@ def _numbers(ax: Axes, trace: Trace, longest: float, lit: int | None) -> None:
 
     def fits(width: float, size: float) -> bool:
         pixels = size * ax.figure.dpi / 72
-        return width > 0.66 * pixels * digits + 1 and row_pixels * 2 * _HALF > pixels
+        return width > 0.66 * pixels * digits + 2 and row_pixels * 2 * _HALF > pixels
 
-    size = next((f for f in _FONTS if sum(fits(w, f) for w in widths) > 0.9 * len(widths)), _FONTS[-1])
-    for span, width, colour in zip(shown, widths, _colours(trace, shown), strict=True):
-        if fits(width, size):
+    sizes = [f for f in _FONTS if sum(fits(w, f) for w in widths) > len(widths) / 2] or _FONTS[-1:]
+    of_stage = palette.stage_colours(trace.schedule)
+    for span, width in zip(shown, widths, strict=True):
+        size = next((f for f in sizes if fits(width, f)), None)
+        if size is not None:
             ax.text(
                 (span.start + span.end) / 2 - trace.start,
                 span.rank,
                 str(span.action.microbatch),
-                color=palette.ink_on(colour),
+                color=palette.ink_on(of_stage[span.action.stage, span.action.kind]),
                 fontsize=size,
                 ha="center",
                 va="center_baseline",

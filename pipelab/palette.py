@@ -7,6 +7,7 @@ blue to yellow axis that people with deuteranopia see. B is I + W, so all three 
 from __future__ import annotations
 
 from pipelab.action import Kind
+from pipelab.schedule import Schedule
 
 COLOURS: dict[Kind, str] = {
     Kind.F: "#2a63a8",
@@ -31,6 +32,7 @@ NAMES: dict[Kind, str] = {
     Kind.U: "weight update",
 }
 INK = "#1f2328"  # text, axes, outlines
+PALE_INK = "#59636e"  # text beside the rows, which is not the first thing to read
 PAPER = "#ffffff"  # behind every picture, so that it reads in a dark notebook too
 IDLE, IDLE_HATCH = "#f6f6f7", "#d5d7da"
 MARK = "#d1006c"  # what a picture points at: late actions, the critical path, arrows
@@ -39,6 +41,17 @@ MARK = "#d1006c"  # what a picture points at: late actions, the critical path, a
 def shade(kind: Kind, depth: int = 0, depths: int = 1) -> str:
     """The colour of `kind` on a rank's virtual stage number `depth` of `depths`: later stages are lighter."""
     return _mixed(COLOURS[kind], _LIGHTEST[kind], depth / max(depths - 1, 1))
+
+
+def stage_colours(schedule: Schedule) -> dict[tuple[int, Kind], str]:
+    """The colour of every stage's actions: `shade` by the stage's place among those of its rank."""
+    depths = schedule.stages_per_rank
+    return {
+        (stage, kind): shade(kind, depth, depths)
+        for rank in range(schedule.num_ranks)
+        for depth, stage in enumerate(schedule.stages_on(rank))
+        for kind in Kind
+    }
 
 
 def faded(colour: str) -> str:

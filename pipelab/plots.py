@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipelab import palette
+from pipelab.action import Kind
 from pipelab.axes import Axes, at_the_right, frame, legend_below, new_axes, titles
 from pipelab.captions import headline, unit_of
 from pipelab.errors import SizeError
@@ -50,6 +51,8 @@ def memory_plot(
     fullest = max(max(curve.peak), limit or 0.0)
     scale, name = _prefix(fullest) if unit == "bytes" else (1.0, unit)
     parts: list[Any] = []
+    kinds = {span.action.kind for span in trace.spans}
+    readers = " or ".join(kind.value for kind in (Kind.B, Kind.I) if kind in kinds)
     for rank, times in enumerate(curve.times):
         floor = rank + 0.5
         heights = [_HIGH / (fullest or 1.0) * kept for kept in curve.total[rank]]
@@ -59,7 +62,7 @@ def memory_plot(
         upper = [floor - height for height in (*heights, *heights[-1:])]
         style: dict[str, Any] = {"step": "post", "linewidth": 0}
         parts = [
-            ax.fill_between(at, floor, lower, color=_KEPT, label="kept for B or I", **style),
+            ax.fill_between(at, floor, lower, color=_KEPT, label=f"kept for {readers}", **style),
             ax.fill_between(at, lower, upper, color=_KEPT_FOR_W, label="kept for W", **style),
         ]
         ax.axhline(floor, color=palette.INK, linewidth=0.5)
@@ -192,26 +195,18 @@ def pareto_plot(plan: Plan, ax: Axes | None = None) -> Axes:
     ax.plot(xs, ys, color=palette.INK, linewidth=1.2, drawstyle="steps-post", label="not beaten in both")
     limit = plan.question.hardware.memory_bytes / 1e9
     ax.axvline(limit, color=palette.MARK, linewidth=1.2, linestyle=(0, (4, 2)), label=f"limit {limit:g} GB")
-    for choice, word, place, side in (
-        (front[0], "leanest", (0.01, 0.85), "left"),
-        (best, "fastest", (0.96, 0.94), "right"),
-    ):
+    named = []
+    for choice, word, marker in ((front[0], "leanest", "o"), (best, "fastest", "*")):
         c = choice.candidate
-        ax.annotate(
-            f"{word}: dp {c.dp} × tp {c.tp} × pp {c.pp}, {c.schedule}, remat {c.remat}, {c.sharding}",
-            (choice.memory_bytes / 1e9, choice.samples_per_s),
-            xytext=place,
-            textcoords="axes fraction",
-            ha=side,
-            fontsize=8.5,
-            color=palette.INK,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": palette.INK,
-                "linewidth": 0.7,
-                "relpos": (float(side == "right"), 0),
-            },
+        named += ax.plot(
+            *(choice.memory_bytes / 1e9, choice.samples_per_s, marker),
+            color=palette.PAPER,
+            markeredgecolor=palette.INK,
+            markersize=8 if marker == "o" else 13,
+            zorder=4,
+            label=f"{word}: dp {c.dp} × tp {c.tp} × pp {c.pp}, {c.schedule}, remat {c.remat}, {c.sharding}",
         )
+    ax.add_artist(ax.legend(handles=named, loc="upper left", frameon=False, fontsize=8.5, borderaxespad=0))
     ax.set_xlim(0, limit * 1.04)
     ax.set_ylim(0, 1.3 * max(choice.samples_per_s for choice in plan))
     ax.set_xlabel("memory of the fullest rank (GB)", loc="left", fontsize=9.5)
@@ -220,5 +215,5 @@ def pareto_plot(plan: Plan, ax: Axes | None = None) -> Axes:
     ax.grid(color=palette.IDLE_HATCH, linewidth=0.6)
     hardware = plan.question.hardware
     titles(ax, f"{plan.name} on {hardware.gpus} GPUs", f"batch {plan.question.batch}, {len(plan):,} choices")
-    legend_below(ax, ax.get_legend_handles_labels()[0])
+    legend_below(ax, [handle for handle in ax.get_legend_handles_labels()[0] if handle not in named])
     return ax

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipelab.axes import Axes, legend_of, new_axes
+from pipelab.axes import Axes, legend_of, new_axes, titles
 from pipelab.errors import SizeError
 from pipelab.gantt import gantt
 from pipelab.memory import MemoryCurve, memory_curve
@@ -24,6 +24,7 @@ def gantt_memory(trace: Trace, curve: MemoryCurve | None = None, *, unit: str = 
     gantt(trace, above)
     _join(above)
     memory_plot(curve, trace, below, unit=unit)
+    titles(below, "what every rank keeps", below.get_title(loc="right"))
     kept = [area for area in below.collections if str(area.get_label()).startswith("kept")]
     splits = any(any(row) for row in curve.until_weight)
     legend_of(below, [trace], kept[: 1 + splits])

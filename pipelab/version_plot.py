@@ -15,7 +15,6 @@ from pipelab.versions import gradient_ages, stashed_versions, weight_versions
 
 # light, so that black reads on each; neighbours differ in lightness too
 _COLOURS = ("#e8e8ea", "#8ec1e8", "#f6d58a", "#7fcbb0", "#f3b79a", "#b9a7dc", "#d9e08a")
-_ON_LIGHT_AND_DARK = (palette.INK, palette.PAPER)
 
 
 def version_plot(trace: Trace, rule: str = "stashing", ax: Axes | None = None) -> Axes:
@@ -61,13 +60,14 @@ def version_map(schedule: Schedule, rule: str = "stashing", ax: Axes | None = No
     if ax is None:
         (ax,) = new_axes([schedule.num_stages])
     latest = max(map(max, ages))
-    ax.imshow(ages, cmap="Purples", vmin=0, vmax=max(4, latest), aspect="auto")
+    cells: Any = ax.imshow(ages, cmap="Purples", vmin=0, vmax=max(4, latest), aspect="auto")
     for stage, row in enumerate(ages):
         for k, age in enumerate(row):
             versions = [used.get(Action(stage, kind, k)) for kind in (Kind.F, Kind.B, Kind.I, Kind.W)]
             text = "→".join(dict.fromkeys(str(version) for version in versions if version is not None))
-            ax.text(k, stage, text, ha="center", va="center", fontsize=9, color=_ON_LIGHT_AND_DARK[age > 1])
-    ax.set_xticks(range(schedule.num_microbatches))
+            ink = palette.ink_on(f"#{bytes(cells.to_rgba(age, bytes=True)[:3]).hex()}")
+            ax.text(k, stage, text, ha="center", va="center", fontsize=9, color=ink)
+    ax.set_xticks(range(schedule.num_microbatches), map(str, range(schedule.num_microbatches)), fontsize=9)
     ax.set_yticks(range(schedule.num_stages), [f"stage {stage}" for stage in range(schedule.num_stages)], fontsize=9)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
@@ -87,6 +87,6 @@ def _write(ax: Axes, trace: Trace, span: Span, version: int) -> None:
     name = f"{span.action.kind.value}{span.action.microbatch}"
     middle = (span.start + span.end) / 2 - trace.start
     for text, height, size in ((name, -0.2, 6.5), (str(version), 0.17, 8.5)):
-        size = min(size, room_pt / (0.62 * len(text)))
-        if size >= 4:
+        size = min(size, room_pt / (0.72 * len(text)))
+        if size >= 4.5:
             ax.text(middle, span.rank + height, text, ha="center", va="center", fontsize=size, color="#000000")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+import matplotlib
 import pytest
 from hypothesis import settings
 
@@ -14,6 +16,14 @@ if TYPE_CHECKING:
 # A busy machine must not fail a property: time limits are pytest's (pyproject.toml), not one for every example.
 settings.register_profile("pipelab", deadline=None)
 settings.load_profile("pipelab")
+matplotlib.use("Agg")  # also where there is a screen
+
+
+@pytest.fixture(autouse=True)
+def _no_figure_stays_open() -> Iterator[None]:
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,8 @@ PACKAGE = Path(__file__).parents[1] / "pipelab"
 LAW = (
     ("errors",),
     ("action",),
-    ("palette",),
     ("schedule",),
+    ("palette",),
     ("trace",),
     ("captions",),
     ("dependencies",),

@@ -387,12 +387,9 @@ def test_planner_command_says_why_nothing_fits(capsys: pytest.CaptureFixture[str
 
 
 def test_planner_picture_shows_every_choice_and_the_limit() -> None:
-    import matplotlib
 
-    matplotlib.use("Agg")
     found = plan(SEVEN, 16, batch=64, memory=60e9)
     ax = pl.pareto_plot(found)
     drawn = sum(len(line.get_xdata()) for line in ax.lines if line.get_marker() not in ("None", ""))
-    assert drawn == len(found)
+    assert drawn == len(found) + 2  # the leanest and the fastest have a mark of their own on top
     assert ax.get_legend().get_texts()[-1].get_text() == "limit 60 GB"
-    matplotlib.pyplot.close("all")

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 import pytest
 from matplotlib.axes import Axes
 
@@ -18,12 +12,6 @@ from pipelab.memory import memory_curve
 from pipelab.plots import bar_plot, bubble_plot, line_plot, memory_plot
 from pipelab.schedules import gpipe, one_f_one_b, zb_h1
 from pipelab.simulate import simulate
-
-
-@pytest.fixture(autouse=True)
-def _no_figure_stays_open() -> Iterator[None]:
-    yield
-    plt.close("all")
 
 
 def legend(ax: Axes) -> list[str]:
@@ -40,7 +28,7 @@ def test_memory_plot_draws_every_rank_on_one_scale() -> None:
     trace = simulate(one_f_one_b(4, 8))
     ax = memory_plot(memory_curve(trace, 3e6), trace)
     # 1F1B keeps min(m, p - r) micro-batches: Narayanan et al. 2021, section 2.2
-    drawn = heights(ax, "kept for B or I")
+    drawn = heights(ax, "kept for B")
     assert [height / drawn[3] for height in drawn] == pytest.approx([4, 3, 2, 1])
     assert max(drawn) < 1  # no row reaches into the one above
 
@@ -59,7 +47,7 @@ def test_memory_plot_follows_time_from_the_first_start() -> None:
     spans = tuple(s._replace(start=s.start + 7, end=s.end + 7) for s in simulated.spans)
     trace = replace(simulated, spans=spans, source="measured")
     ax = memory_plot(memory_curve(trace, 1), trace)
-    (area,) = [c.get_paths()[0].vertices for c in ax.collections if c.get_label() == "kept for B or I"]
+    (area,) = [c.get_paths()[0].vertices for c in ax.collections if c.get_label() == "kept for B"]
     assert sorted({float(x) for x, y in area if y < 0.49}) == [0, 1, 4, 6]
     assert ax.get_xlim() == (0, 6)
     assert ax.get_xlabel() == "time (s)"
@@ -67,9 +55,9 @@ def test_memory_plot_follows_time_from_the_first_start() -> None:
 
 def test_memory_plot_shows_what_waits_for_w() -> None:
     trace = simulate(zb_h1(2, 4))
-    assert "kept for W" in legend(memory_plot(memory_curve(trace, 1), trace))
+    assert legend(memory_plot(memory_curve(trace, 1), trace)) == ["kept for I", "kept for W"]
     whole = simulate(gpipe(2, 4))
-    assert legend(memory_plot(memory_curve(whole, 1), whole)) == ["kept for B or I"]
+    assert legend(memory_plot(memory_curve(whole, 1), whole)) == ["kept for B"]
 
 
 def test_memory_plot_draws_a_limit_on_the_same_scale() -> None:
@@ -77,7 +65,7 @@ def test_memory_plot_draws_a_limit_on_the_same_scale() -> None:
     ax = memory_plot(memory_curve(trace, 1000), trace, limit=2000)
     lines = [line.get_ydata()[0] for line in ax.lines if line.get_label() == "limit 2 kB"]
     assert [rank + 0.5 - y for rank, y in enumerate(lines)] == pytest.approx(
-        [height / 2 for height in heights(ax, "kept for B or I")]
+        [height / 2 for height in heights(ax, "kept for B")]
     )
     assert "limit 2 kB" in legend(ax)
 

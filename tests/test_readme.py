@@ -4,7 +4,6 @@ import re
 import sys
 from pathlib import Path
 
-import matplotlib
 import pytest
 
 import pipelab as pl
@@ -18,14 +17,12 @@ from pictures import PICTURE, code_blocks  # noqa: E402
 
 @pytest.mark.timeout(60)
 def test_the_code_runs_as_one_cell():
-    matplotlib.use("Agg")
     names = {}
     for block in code_blocks(README):
         exec(block, names)
     assert names["trace"].makespan == 33  # (8 + 4 - 1)(1 + 2)
     assert names["result"].trace.source == "paced"
     assert names["result"].trace.schedule == names["schedule"]
-    matplotlib.pyplot.close("all")
 
 
 def test_the_picture_is_there_and_its_words_are_computed():

@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 import pytest
 from matplotlib.axes import Axes
 
@@ -18,12 +11,6 @@ from pipelab.memory import memory_curve
 from pipelab.schedules import gpipe, one_f_one_b, zb_h1, zb_v
 from pipelab.simulate import simulate
 from pipelab.stacked import gantt_memory, gantt_stack
-
-
-@pytest.fixture(autouse=True)
-def _no_figure_stays_open() -> Iterator[None]:
-    yield
-    plt.close("all")
 
 
 def legend(ax: Axes) -> list[str]:
@@ -37,14 +24,15 @@ def test_gantt_memory_puts_the_count_below_the_gantt_on_its_time_axis() -> None:
     # 1F1B keeps min(m, p - r) micro-batches: Narayanan et al. 2021, section 2.2
     assert [text.get_text() for text in below.texts] == ["peak", "4", "3", "2", "1"]
     assert above.get_legend() is None
-    assert legend(below) == ["F forward", "B backward", "idle", "kept for B or I"]
+    assert legend(below) == ["F forward", "B backward", "idle", "kept for B"]
+    assert below.get_title(loc="left") == "what every rank keeps"  # the name stands above
     assert below.get_xlabel() != above.get_xlabel() == ""
 
 
 def test_gantt_memory_counts_stages_of_a_rank_as_parts() -> None:
     _, below = gantt_memory(simulate(zb_v(4, 8), Costs().split(2)))
     assert below.get_title(loc="right") == "kept at the fullest moment: 4 micro-batches"  # Qi et al. 2023, ZB-V: p
-    assert legend(below)[-2:] == ["kept for B or I", "kept for W"]
+    assert legend(below)[-2:] == ["kept for I", "kept for W"]
 
 
 def test_gantt_memory_takes_a_curve_in_bytes() -> None:

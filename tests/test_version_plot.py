@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import re
 
-import matplotlib.pyplot as plt
 import pytest
 from matplotlib.colors import to_hex
 
 import pipelab as pl
 from pipelab import palette
-
-
-@pytest.fixture(autouse=True)
-def _close_figures():
-    yield
-    plt.close("all")
 
 
 def drawn(rule, schedule):
@@ -74,6 +67,16 @@ def test_version_map_writes_both_versions_where_they_differ():
     (image,) = ax.images
     assert image.get_array().tolist() == [[0, 1, 1], [0, 0, 0]]
     assert "up to 1 update late" in ax.get_title(loc="right")
+
+
+def test_version_map_can_be_read_on_every_shade():
+    ax = pl.version_map(pl.pipedream(4, 8), "latest")
+    (image,) = ax.images
+    for text in ax.texts:
+        k, stage = text.get_position()
+        cell = palette.luminance(to_hex(image.to_rgba(image.get_array()[stage, k])))
+        light, dark = sorted((cell, palette.luminance(text.get_color())), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5  # WCAG 2.1, 1.4.3, level AA
 
 
 def test_version_map_of_a_flush_is_pale():

@@ -163,14 +163,7 @@ _AGAIN = ' fill-opacity=".45" stroke-dasharray="3 2"'  # a forward that runs for
 
 def styles(trace: Trace) -> dict[tuple[int, Kind], tuple[str, str]]:
     """Colour and ink of every stage's kinds: a stage further along on its rank is lighter."""
-    schedule = trace.schedule
-    styles = {}
-    for rank in range(schedule.num_ranks):
-        for depth, stage in enumerate(schedule.stages_on(rank)):
-            for kind in Kind:
-                colour = palette.shade(kind, depth, schedule.stages_per_rank)
-                styles[stage, kind] = colour, palette.ink_on(colour)
-    return styles
+    return {key: (colour, palette.ink_on(colour)) for key, colour in palette.stage_colours(trace.schedule).items()}
 
 
 def compare_svg(predicted: Trace, measured: Trace, *, pattern: str) -> str:
