@@ -6,6 +6,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import cloudpickle
@@ -18,6 +19,8 @@ from pipelab.action import Action
 from pipelab.engine.channel import Channel
 from pipelab.engine.live_bytes import LiveBytes
 from pipelab.engine.message import unwrap, wrap
+from pipelab.engine.worker import posting_early
+from pipelab.lower import Receive, Send, lower
 
 # As in a notebook: the ranks get these functions by value and do not import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -254,3 +257,29 @@ def test_channel_counts_the_bytes_of_tensors(both: Callable[..., list[Any]]) -> 
         return received, channel.take_sent_bytes(), channel.take_sent_bytes()
 
     assert both(work) == [(0, 43, 0), (43, 0, 0)]
+
+
+# --- when a receive is posted ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", pl.SCHEDULES)
+def test_receives_are_posted_early_and_nothing_else_moves(name: str) -> None:
+    for order in lower(pl.SCHEDULES[name](4, 8)).ranks:
+        early = posting_early(order)
+        assert [i for i in early if not isinstance(i, Receive)] == [i for i in order if not isinstance(i, Receive)]
+        for peer in range(4):  # what comes from one rank is asked for in the order in which it is sent
+            asked, due = ([i for i in one if isinstance(i, Receive) and i.peer == peer] for one in (early, order))
+            assert asked == due
+        for receive in (i for i in order if isinstance(i, Receive)):
+            done, later = (
+                {i for i in one[: one.index(receive)] if not isinstance(i, Receive)} for one in (early, order)
+            )
+            assert done <= later
+
+
+def test_under_1f1b_a_send_and_the_next_receive_travel_together() -> None:
+    early = posting_early(lower(pl.one_f_one_b(4, 8)).ranks[1])
+    after_warmup = early[early.index(Receive(action("2B1"), 2)) :]
+    partners = [before for before, i in pairwise(after_warmup) if isinstance(i, Receive)]
+    assert len(partners) == 10  # 2B2 to 2B7 from rank 2 and 0F4 to 0F7 from rank 0
+    assert all(isinstance(before, Send) for before in partners)

@@ -14,7 +14,7 @@ from pipelab.engine.loss import Part
 from pipelab.engine.options import Options
 from pipelab.engine.tensor_parallel import Style
 from pipelab.engine.tying import Tie
-from pipelab.engine.worker import Arrival, Timing
+from pipelab.engine.worker import Arrival, Timing, posting_early
 from pipelab.lower import Instruction, lower
 from pipelab.mesh import Mesh
 from pipelab.schedule import Schedule
@@ -71,7 +71,7 @@ def recipes(
     return [
         Recipe(
             layers={stage: (pieces[stage].first, pieces[stage].layers) for stage in schedule.stages_on(rank)},
-            program=program.ranks[rank],
+            program=posting_early(program.ranks[rank]),
             sources={action: reads[action] for action in schedule.ranks[rank] if action in reads},
             num_stages=schedule.num_stages,
             num_microbatches=schedule.num_microbatches,
