@@ -383,6 +383,16 @@ def test_ranks_an_exception_that_cannot_be_printed_is_reported(ranks: pl.Ranks) 
         ranks.run(fail)
 
 
+def test_ranks_an_exception_with_a_long_message_comes_at_once(ranks: pl.Ranks) -> None:
+    """Its search for names of cells once took a time that grew with the square of a line: a list in it, and a hang."""
+
+    def fail() -> None:
+        raise ValueError(list(range(100_000)))
+
+    with pytest.raises(pl.RankError, match="raised ValueError: .*99999"):
+        ranks.run_each(fail, [()] * 3, timeout=5)
+
+
 def test_ranks_the_first_of_several_exceptions_is_the_cause(ranks: pl.Ranks) -> None:
     def fail() -> None:
         time.sleep({0: 0.2, 1: 0.1, 2: 0.0}[dist.get_rank()])

@@ -16,8 +16,8 @@ Functions, classes and tensors of a cell travel there and back, and a failure on
     clock.py       one clock for the ranks of several hosts
 """
 
-from .clock import now
-from .controller import Ranks
-from .process import doing, local_state
+from pipelab.ranks.clock import now
+from pipelab.ranks.controller import Ranks
+from pipelab.ranks.process import doing, local_state
 
 __all__ = ["Ranks", "doing", "local_state", "now"]

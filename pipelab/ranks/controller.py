@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
-from ..errors import EngineError, SizeError, positive_integer
-from . import launch, process, torchrun
-from .pickling import dump_call
-from .pool import Pool
+from pipelab.errors import EngineError, SizeError, positive_integer
+from pipelab.ranks import launch, process, torchrun
+from pipelab.ranks.pickling import dump_call
+from pipelab.ranks.pool import Pool
 
 
 class Ranks:
@@ -72,8 +72,6 @@ class Ranks:
                 raise SizeError("num_ranks is missing: Ranks(4) starts four; only under torchrun it is known")
             self.num_ranks = positive_integer("num_ranks", num_ranks)
             self._method = launch.choose_method(start_method)
-            if backend is None:
-                launch.prepare(self._method)  # its import of torch and ours, to count the GPUs, go on at the same time
             self.backend = _choose_backend(self.num_ranks, backend)
             self._ensure_started()
 

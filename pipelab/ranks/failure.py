@@ -12,8 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import RankError
-from .pickling import CELL_FILE
+from pipelab.errors import RankError
+from pipelab.ranks.pickling import CELL_FILE
+
+_CELL = re.compile(f'File "(?:{CELL_FILE.pattern})"')  # a place in a traceback: searching all of it would take for ever
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Raised:
     at_s: float  # one clock for all processes of a machine
 
     @classmethod
-    def describe(cls, error: BaseException, doing: str, headline: str = "raised", frames_to_skip: int = 1) -> Raised:
+    def describe(cls, error: BaseException, doing: str, headline: str) -> Raised:
         """What `error` says, with its notes; an attribute `action` of the error goes before the rank's own note."""
         try:
             message = str(error)
@@ -40,7 +42,7 @@ class Raised:
             type_name=type(error).__qualname__,
             message="\n".join([message, *notes]),
             doing=str(getattr(error, "action", None) or doing),
-            traceback=_format(error, frames_to_skip),
+            traceback=_format(error),
             at_s=time.monotonic(),
         )
 
@@ -114,14 +116,14 @@ def readable_stack(dump: str) -> str:
     return "\n".join(lines)
 
 
-def _format(error: BaseException, frames_to_skip: int) -> str:
+def _format(error: BaseException) -> str:
     trace = error.__traceback__
-    for _ in range(frames_to_skip):  # the frames of the rank's own loop say nothing to the reader
-        trace = trace.tb_next if trace is not None and trace.tb_next is not None else trace
+    if trace is not None and trace.tb_next is not None:  # the frame of the rank's own loop says nothing to the reader
+        trace = trace.tb_next
     lines = traceback.format_exception(type(error), error, trace)
     if sys.version_info < (3, 11):
         lines += [f"{note}\n" for note in getattr(error, "__notes__", ())]
-    return CELL_FILE.sub("<notebook cell>", "".join(lines)).rstrip()
+    return _CELL.sub('File "<notebook cell>"', "".join(lines)).rstrip()
 
 
 def _name(ranks: Iterable[int]) -> str:

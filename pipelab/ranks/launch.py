@@ -13,7 +13,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext
 from typing import Any
 
-from ..errors import EngineError
+from pipelab.errors import EngineError
 
 _METHODS = ("forkserver", "spawn")
 # What every rank needs. torch's optimizers pull in torch._dynamo at their first use, a second that each rank would pay.

@@ -24,8 +24,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import EngineError
-from . import clock, hosts
+from pipelab.errors import EngineError
+from pipelab.ranks import clock, hosts
 
 BEAT_S = 1.0
 SILENT_AFTER = 10  # beats

@@ -14,7 +14,7 @@ from typing import Any
 
 import cloudpickle
 
-from ..errors import RankError
+from pipelab.errors import RankError
 
 # How IPython names the file of a cell: a temporary path since version 8, "<ipython-input-3-...>" before.
 CELL_FILE = re.compile(r"[^\"\n]*ipykernel_\d+[/\\]\d+\.py|<ipython-input-[^>\"\n]*>")
@@ -72,7 +72,7 @@ def dump_call(fn: Callable[..., object], args: Sequence[object], kwargs: Mapping
     except Exception as error:
         culprit = next((what for what, value in _parts(fn, args, kwargs) if not _travels(value)), "it")
         raise RankError(
-            f"{_name(fn)} cannot be sent to the ranks, because {culprit} cannot be pickled: {error}. "
+            f"{name_of(fn)} cannot be sent to the ranks, because {culprit} cannot be pickled: {error}. "
             "Make that value inside the function, or pass what it is made from."
         ) from None
 
@@ -96,7 +96,8 @@ def _travels(value: object) -> bool:
     return True
 
 
-def _name(fn: object) -> str:
+def name_of(fn: object) -> str:
+    """What the user calls `fn`, for an error."""
     return str(getattr(fn, "__qualname__", type(fn).__qualname__))
 
 

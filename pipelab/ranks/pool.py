@@ -17,10 +17,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from ..errors import RankError
-from . import failure, launch, pickling
-from .output import Output
-from .process import Seat, main
+from pipelab.errors import RankError
+from pipelab.ranks import failure, launch, pickling
+from pipelab.ranks.output import Output
+from pipelab.ranks.process import Seat, main
 
 START_TIMEOUT_S = 120.0
 GRACE_S = 0.4  # after a first failure: long enough for the death that explains it to be seen

@@ -13,14 +13,13 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import launch, pickling
-from .failure import Raised
+from pipelab.ranks import launch, pickling
+from pipelab.ranks.failure import Raised
 
 _NOTE_BYTES = 256
 _state: dict[Any, Any] = {}
@@ -108,7 +107,7 @@ def answer(message: bytes | memoryview) -> tuple[Raised | None, memoryview]:
         try:
             return None, pickling.dumps((None, value))
         except Exception as error:
-            headline = f"could not send back what {_name(fn)} returned, of type {type(value).__qualname__}:"
+            headline = f"could not send back what {pickling.name_of(fn)} returned, of type {type(value).__qualname__}:"
             raised = Raised.describe(error, "", headline)
     return raised, pickling.dumps((raised, None))
 
@@ -121,10 +120,6 @@ def take_batch_policy() -> None:
     if hasattr(os, "SCHED_BATCH"):
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
-def _name(fn: Callable[..., object]) -> str:
-    return str(getattr(fn, "__qualname__", type(fn).__qualname__))
 
 
 def _leave_the_terminal(seat: Seat) -> None:

@@ -21,9 +21,9 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from ..errors import EngineError
-from . import failure, hosts, pickling, process
-from .line import Line
+from pipelab.errors import EngineError
+from pipelab.ranks import failure, hosts, pickling, process
+from pipelab.ranks.line import Line
 
 _FOREVER = datetime.timedelta(days=365)
 _MARK = "pipelab/over"
