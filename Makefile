@@ -3,9 +3,10 @@
 #   PYTHON=/path/to/python3                the interpreter of a new .venv
 #   PORT=8888  NO_BROWSER=1                where JupyterLab listens; print its address and open nothing
 #   NB=notebooks/03_microbatches.ipynb     one notebook for book, test-book and colab
+#   TESTS=tests/test_ranks.py              some tests for coverage
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test test-all test-code test-book check fix book exercises links colab grading models html bench gpu
+.PHONY: help setup lab test test-all test-code test-book coverage check fix book exercises links colab grading models html bench gpu
 
 # The environment's programs come first, so that `!python` and `!torchrun` in a cell are ours too.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -53,6 +54,10 @@ test-code: setup ## the package alone
 
 test-book: setup ## the notebooks alone
 	@$(PY) -m pytest $(STRICT) $(NB)
+
+coverage: setup ## which lines of the package its tests reach, also those that run in ranks
+	@$(PY) -m coverage erase && $(PY) -m coverage run -m pytest $(TESTS)
+	@$(PY) -m coverage combine -q && $(PY) -m coverage report
 
 check: setup ## style, types, canonical notebooks and exercises, in under a minute
 	@$(PY) -m ruff check
