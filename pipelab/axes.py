@@ -19,13 +19,15 @@ from pipelab.trace import Trace
 
 _WIDTH_IN, _DPI = 10.0, 100
 _LEFT_IN, _RIGHT_IN, _TOP_IN, _BOTTOM_IN = 0.72, 0.62, 0.5, 0.95  # around the bars; the top once more between two axes
+_HIGH_IN = 8.0  # of many rows, so that they fit on a screen
+_NAME_IN = 0.15  # of a row that has room for its name
 _GAP_IN = 0.3  # at least, between the headline and the numbers beside it
 
 
 def new_axes(rows: Sequence[int], figure: Figure | None = None) -> list[Axes]:
     """Axes below one another that share the time, as many rows high as asked, on `figure` or a new one."""
     figure = plt.figure() if figure is None else figure
-    row_in = 0.34 if max(rows) <= 8 else 0.25
+    row_in = 0.34 if max(rows) <= 8 else min(0.25, max(0.1, _HIGH_IN / max(rows)))
     heights = [row_in * max(n, 2) for n in rows]
     whole = sum(heights) + _TOP_IN * len(rows) + _BOTTOM_IN
     figure.set_size_inches(_WIDTH_IN, whole)
@@ -56,7 +58,7 @@ def frame(ax: Axes, num_ranks: int, longest: float, unit: str) -> None:
     ax.set_facecolor(palette.PAPER)
     ax.set_xlim(0, longest)
     ax.set_ylim(num_ranks - 0.5, -0.5)
-    ax.set_yticks(range(num_ranks), [f"rank {rank}" for rank in range(num_ranks)], fontsize=9)
+    name_rows(ax, "rank", num_ranks)
     ax.tick_params(axis="y", length=0)
     ax.spines[["top", "right", "left"]].set_visible(False)
     scale, name = time_unit(unit, longest)
@@ -65,12 +67,24 @@ def frame(ax: Axes, num_ranks: int, longest: float, unit: str) -> None:
     ax.set_xlabel(f"time ({name})", loc="left", fontsize=9.5)
 
 
+def name_rows(ax: Axes, noun: str, rows: int) -> None:
+    """`rank 0`, `rank 1`, ... left of the rows."""
+    named = _named(ax, rows)
+    ax.set_yticks(named, [f"{noun} {row}" for row in named], fontsize=9)
+
+
+def _named(ax: Axes, rows: int) -> range:
+    """Every row, or as many of them as have room for a name."""
+    height_in = ax.get_window_extent().height / ax.figure.dpi
+    return range(0, rows, max(1, math.ceil(_NAME_IN * rows / height_in)))
+
+
 def at_the_right(ax: Axes, head: str, texts: Sequence[str]) -> None:
-    """A column right of the rows: `head`, and a text for every rank."""
+    """A column right of the rows: `head`, and the text of every rank whose row is named."""
     style: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "fontsize": 8.5, "color": palette.PALE_INK}
     ax.text(1.008, -0.62, head, va="bottom", **style)
-    for rank, text in enumerate(texts):
-        ax.text(1.008, rank, text, va="center", **style)
+    for rank in _named(ax, len(texts)):
+        ax.text(1.008, rank, texts[rank], va="center", **style)
 
 
 def legend_of(ax: Axes, traces: Sequence[Trace], extra: Iterable[Any] = ()) -> None:
@@ -93,7 +107,9 @@ def legend_of(ax: Axes, traces: Sequence[Trace], extra: Iterable[Any] = ()) -> N
 
 
 def legend_below(ax: Axes, handles: Sequence[Any]) -> None:
-    """Right of the time axis' name where there is room, else in rows below it."""
+    """Right of the time axis' name where there is room, else in rows below it; none where there are no handles."""
+    if not handles:
+        return
     box = ax.get_window_extent()
     width, height = box.width / ax.figure.dpi, box.height / ax.figure.dpi
     room = [0.42 + 0.074 * len(handle.get_label()) for handle in handles]  # inches

@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 
 from pipelab import palette
 from pipelab.axes import Axes, at_the_right, frame, legend_of, new_axes, titles
-from pipelab.captions import headline, shares, unit_of
+from pipelab.captions import drawable, headline, shares, unit_of
 from pipelab.dependencies import needs
 from pipelab.errors import CostError, SizeError
 from pipelab.trace import Span, Trace
@@ -44,17 +44,16 @@ def gantt(
     `unit` names the time axis: seconds (as ms or µs where they are short) for a run, the costs' unit for a simulation.
     `critical_path` outlines the chain of actions that sets the makespan; `arrows_of` draws the messages of that
     micro-batch and fades the others. A stage further along on the same rank is lighter.
-    Raises CostError where the trace is empty, SizeError where `arrows_of` names no micro-batch.
+    Raises CostError where there is no trace, or an empty one; SizeError where `arrows_of` names no micro-batch.
     """
-    microbatches = trace.schedule.num_microbatches
+    microbatches = drawable(trace).schedule.num_microbatches
     if arrows_of is not None and arrows_of not in range(microbatches):
         raise SizeError(f"arrows_of names micro-batch {arrows_of!r}, but there are {microbatches} (from 0)")
     unit = unit or unit_of(trace)
-    numbers = shares(trace, unit)
     if ax is None:
         (ax,) = new_axes([trace.num_ranks])
     _draw(ax, trace, unit, trace.makespan, lit=arrows_of)
-    titles(ax, title or headline(trace), numbers)
+    titles(ax, title or headline(trace), shares(trace, unit))
     extra: list[Any] = []
     if critical_path:
         extra += _critical_path(ax, trace)
@@ -79,18 +78,17 @@ def gantt_compare(
     Both must be in one unit of time: simulate with the costs that paced the run, or with measured ones.
     Raises CostError where the makespans differ more than 50 times, for then their units do.
     """
-    unit = unit or unit_of(measured)
-    numbers = shares(predicted, unit), shares(measured, unit)
-    if not 1 / 50 < measured.makespan / predicted.makespan < 50:
+    unit = unit or unit_of(drawable(measured))
+    if not 1 / 50 < measured.makespan / drawable(predicted).makespan < 50:
         raise CostError(
             f"the makespans are {predicted.makespan:.4g} ({predicted.source}) and {measured.makespan:.4g} "
             f"({measured.source}), so the two are not in one unit of time: simulate with costs in seconds"
         )
     above, below = axes if axes is not None else new_axes([predicted.num_ranks, measured.num_ranks])
     longest = max(predicted.makespan, measured.makespan)
-    for ax, trace, line in zip((above, below), (predicted, measured), numbers, strict=True):
+    for ax, trace in ((above, predicted), (below, measured)):
         _draw(ax, trace, unit, longest)
-        titles(ax, headline(trace), line)
+        titles(ax, headline(trace), shares(trace, unit))
         end = ax.axvline(predicted.makespan, color=palette.MARK, linewidth=1.2, linestyle=(0, (4, 2)), zorder=5)
         end.set_clip_on(False)  # often it is where the axis ends
     above.tick_params(labelbottom=False)

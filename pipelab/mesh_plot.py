@@ -7,9 +7,11 @@ from typing import Any
 
 from pipelab import palette
 from pipelab.axes import Axes, new_axes
+from pipelab.errors import SizeError
 from pipelab.mesh import NAMES, Mesh
 
 _SHOWN = ("tp", "dp", "pp")  # from the axis that talks most to the one that talks least
+_MOST = 256  # ranks
 _SIDE = 0.72  # of a rank's square, in a grid of step 1
 _BOW = 0.9  # of a line that passes over other ranks: it rises by half of that, in ranks
 _MIDDLE: dict[str, Any] = {"ha": "center", "va": "center", "zorder": 4, "linespacing": 1.05}
@@ -20,8 +22,10 @@ def mesh_plot(mesh: Mesh, ranks_per_node: int | None = None) -> list[Axes]:
     """Draw `mesh` once for each axis: a row a node, a square a rank with its coordinates, a colour and a line a group.
 
     Lines that leave a node are marked, since they take the slower wire. Without `ranks_per_node` all is one node.
-    Gives the axes, for tp, dp and pp. Raises SizeError for a number of ranks that is none.
+    Gives the axes, for tp, dp and pp. Raises SizeError for a number of ranks that is none, or over 256.
     """
+    if mesh.num_ranks > _MOST:
+        raise SizeError(f"a picture of {mesh.num_ranks:,} ranks could not be read: draw a mesh of at most {_MOST}")
     per_node = mesh.num_ranks if ranks_per_node is None else ranks_per_node
     nodes = mesh.nodes(per_node)
     (whole,) = new_axes([(4 if per_node <= 4 else 2) * len(nodes)])

@@ -6,13 +6,14 @@ They stand on the axes that `pipelab.axes` makes, so the words, the ranks and th
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipelab import palette
 from pipelab.action import Kind
 from pipelab.axes import Axes, at_the_right, frame, legend_below, new_axes, titles
-from pipelab.captions import headline, unit_of
+from pipelab.captions import drawable, headline, unit_of
 from pipelab.errors import SizeError
 from pipelab.memory import MemoryCurve
 from pipelab.trace import Trace
@@ -32,6 +33,7 @@ _LOOKS = (
     ("#56b4e9", "P", (0, (5, 1.5))),
     ("#e69f00", "X", (0, (1.5, 1.5))),
 )
+_BARS_AN_IN, _LETTERS_AN_IN = 4, 10  # more leave no room for their values, or for names beside one another
 _PREFIXES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 
 
@@ -43,20 +45,20 @@ def memory_plot(
     The lighter part, on top, waits for W alone. `unit` names what the curve counts ("bytes" become kB, MB or GB);
     `limit` draws a dashed line at that much. Raises SizeError where the curve is of another number of ranks.
     """
-    if len(curve.times) != trace.num_ranks:
+    if len(curve.times) != drawable(trace).num_ranks:
         raise SizeError(f"the curve is of {len(curve.times)} ranks, the trace of {trace.num_ranks}")
     if ax is None:
         (ax,) = new_axes([trace.num_ranks])
     frame(ax, trace.num_ranks, trace.makespan, unit_of(trace))
-    fullest = max(max(curve.peak), limit or 0.0)
+    fullest = max(max(curve.peak), limit or 0.0) or 1.0
     scale, name = _prefix(fullest) if unit == "bytes" else (1.0, unit)
     parts: list[Any] = []
     kinds = {span.action.kind for span in trace.spans}
     readers = " or ".join(kind.value for kind in (Kind.B, Kind.I) if kind in kinds)
     for rank, times in enumerate(curve.times):
         floor = rank + 0.5
-        heights = [_HIGH / (fullest or 1.0) * kept for kept in curve.total[rank]]
-        until_input = [_HIGH / (fullest or 1.0) * kept for kept in curve.until_input[rank]]
+        heights = [_HIGH / fullest * kept for kept in curve.total[rank]]
+        until_input = [_HIGH / fullest * kept for kept in curve.until_input[rank]]
         at = [time - trace.start for time in (*times, trace.end)]
         lower = [floor - height for height in (*until_input, *until_input[-1:])]
         upper = [floor - height for height in (*heights, *heights[-1:])]
@@ -105,19 +107,20 @@ def line_plot(
     half a height}}, draws a pale band around the curves that it names.
     Raises SizeError where there is nothing to draw.
     """
-    if not curves or not all(curves.values()):
+    if not (isinstance(curves, Mapping) and curves and all(isinstance(c, Mapping) and c for c in curves.values())):
         raise SizeError("a plot needs at least one curve, each with at least one point: {name: {x: y}}")
     if ax is None:
         (ax,) = new_axes([8])
     for number, (name, curve) in enumerate(curves.items()):
-        colour, marker, dashes = _LOOKS[number % len(_LOOKS)]
+        colour, marker, dashes = _look(number)
         xs = sorted(curve)
         mark = marker if len(xs) <= 24 else ""
         ys = [curve[x] for x in xs]
         ax.plot(xs, ys, color=colour, marker=mark, linestyle=dashes, markersize=5, linewidth=1.6, label=name)
         if spread and name in spread:
-            below, above = ([curve[x] + sign * spread[name][x] for x in xs] for sign in (-1, 1))
-            ax.fill_between(xs, below, above, color=colour, alpha=0.15, linewidth=0)
+            at = [x for x in xs if x in spread[name]]
+            below, above = ([curve[x] + sign * spread[name][x] for x in at] for sign in (-1, 1))
+            ax.fill_between(at, below, above, color=colour, alpha=0.15, linewidth=0)
     if doubling:
         counts = sorted({count for curve in curves.values() for count in curve})
         ax.set_xscale("log", base=2)
@@ -129,8 +132,13 @@ def line_plot(
     ax.set_ylabel(ylabel, fontsize=9.5)
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="y", color=palette.IDLE_HATCH, linewidth=0.6)
-    ax.legend(frameon=False, fontsize=9)
+    ax.legend(frameon=False, fontsize=9, ncols=math.ceil(len(curves) / 8))
     return ax
+
+
+def _look(number: int) -> tuple[str, str, Any]:
+    """Colour, mark and dashes of a curve; when the colours begin again, they get other marks."""
+    return _LOOKS[number % len(_LOOKS)][0], *_LOOKS[(number + number // len(_LOOKS)) % len(_LOOKS)][1:]
 
 
 def bar_plot(
@@ -144,28 +152,35 @@ def bar_plot(
     """Draw `bars`, {name: [value, ...]}: a group a place, a bar a name with its value above it.
 
     The places are rank 0, rank 1, ... unless `names` says otherwise. `predicted`, of the same form, marks with a line
-    what was expected of a bar. Raises SizeError where there is nothing to draw or the rows are not equally long.
+    what was expected of a bar. Raises SizeError where there is nothing to draw, or rows and names are not equally long.
     """
     lengths = {len(row) for row in (*bars.values(), *(predicted or {}).values())}
     if len(lengths) != 1 or 0 in lengths:
         raise SizeError(f"a bar plot needs rows of one length, {{name: [value, ...]}}: got lengths {sorted(lengths)}")
     (places,) = lengths
+    names = names or [f"rank {rank}" for rank in range(places)]
+    if len(names) != places:
+        raise SizeError(f"{len(names)} names for {places} groups of bars: {', '.join(names)}")
     if ax is None:
         (ax,) = new_axes([6])
+    width_in = ax.get_window_extent().width / ax.figure.dpi
     width = 0.84 / len(bars)
     for number, (name, row) in enumerate(bars.items()):
         at = [place + (number - (len(bars) - 1) / 2) * width for place in range(places)]
-        drawn = ax.bar(at, row, 0.92 * width, color=_LOOKS[number % len(_LOOKS)][0], label=name)
-        ax.bar_label(drawn, fmt="%.3g", fontsize=8)
+        drawn = ax.bar(at, row, 0.92 * width, color=_look(number)[0], label=name)
+        if len(bars) * places <= _BARS_AN_IN * width_in:
+            ax.bar_label(drawn, fmt="%.3g", fontsize=8)
         if predicted and name in predicted:
             ends = [x - width / 2 for x in at], [x + width / 2 for x in at]
             ax.hlines(predicted[name], *ends, color=palette.MARK, linewidth=2, zorder=3)
     if predicted:
         ax.plot([], [], color=palette.MARK, linewidth=2, label="predicted")
-    ax.set_xticks(range(places), names or [f"rank {rank}" for rank in range(places)], fontsize=9)
+    step = math.ceil(sum(map(len, names)) / (_LETTERS_AN_IN * width_in))
+    ax.set_xticks(range(0, places, step), names[::step], fontsize=9)
     ax.tick_params(axis="x", length=0)
     ax.set_ylabel(ylabel, fontsize=9.5)
-    ax.set_ylim(0, 1.25 * ax.get_ylim()[1])
+    below, above = ax.get_ylim()
+    ax.set_ylim(min(0, below), 1.25 * above)
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False, fontsize=9, ncols=len(bars) + bool(predicted), loc="upper center")
     return ax

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pipelab.axes import Axes, legend_of, new_axes, titles
+from pipelab.captions import drawable
 from pipelab.errors import SizeError
 from pipelab.gantt import gantt
 from pipelab.memory import MemoryCurve, memory_curve
@@ -19,7 +20,7 @@ def gantt_memory(trace: Trace, curve: MemoryCurve | None = None, *, unit: str = 
     names what it counts, as in `memory_plot`. Gives the two axes.
     Raises CostError where the trace is empty, SizeError where the curve is of another number of ranks.
     """
-    curve = memory_curve(trace, 1 / trace.schedule.stages_per_rank) if curve is None else curve
+    curve = memory_curve(drawable(trace), 1 / trace.schedule.stages_per_rank) if curve is None else curve
     above, below = new_axes([trace.num_ranks] * 2)
     gantt(trace, above)
     _join(above)
@@ -37,7 +38,7 @@ def gantt_stack(traces: Mapping[str, Trace], *, unit: str | None = None) -> list
     All must be in one unit of time, which `unit` names, as in `gantt`. Gives the axes, from the top.
     Raises CostError where a trace is empty, SizeError where there is none.
     """
-    if not traces:
+    if not isinstance(traces, Mapping) or not traces:
         raise SizeError("gantt_stack needs at least one trace: {title: trace}")
     axes = new_axes([trace.num_ranks for trace in traces.values()])
     for ax, (title, trace) in zip(axes, traces.items(), strict=True):

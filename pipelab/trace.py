@@ -272,8 +272,9 @@ class Trace:
         return show(self, repr(self) if self.source == "simulated" else run)
 
     def __repr__(self) -> str:
-        if not self.spans:
-            return f"<Trace of {self.schedule.name}, {self.source}: empty>"
+        if not self.spans or not self.makespan:
+            why = "takes no time" if self.spans else "empty"
+            return f"<Trace of {self.schedule.name}, {self.source}: {why}>"
         return (
             f"<Trace of {self.schedule.name}, {self.source}: {self.num_ranks} ranks, makespan {self.makespan:.6g}, "
             f"bubble {self.bubble_fraction:.1%} of makespan x ranks>"

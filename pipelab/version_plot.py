@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from pipelab import palette
 from pipelab.action import Action, Kind
-from pipelab.axes import Axes, at_the_right, frame, legend_below, new_axes, titles
-from pipelab.captions import unit_of
+from pipelab.axes import Axes, at_the_right, frame, legend_below, name_rows, new_axes, titles
+from pipelab.captions import drawable, unit_of
 from pipelab.errors import ScheduleError
 from pipelab.schedule import Schedule
 from pipelab.trace import Span, Trace
@@ -24,7 +25,7 @@ def version_plot(trace: Trace, rule: str = "stashing", ax: Axes | None = None) -
     line. Outlined: a backward with other weights than its forward's. At the right: the versions that a rank keeps at
     once, at the most. Raises ScheduleError where the rule has no answer, or where the trace is of a run by another one.
     """
-    used = weight_versions(trace.schedule, rule)
+    used = weight_versions(drawable(trace).schedule, rule)
     recorded = {s.action: s.version for s in trace.spans if s.version is not None and s.action.kind is not Kind.U}
     if recorded and recorded != used:
         raise ScheduleError(f"the run has used other weights than the rule {rule!r} says: name the rule of the run")
@@ -42,7 +43,10 @@ def version_plot(trace: Trace, rule: str = "stashing", ax: Axes | None = None) -
         elif not span.recompute:
             colour = _COLOURS[used[action] % len(_COLOURS)]
             _bar(ax, trace, span, facecolors=colour, edgecolors=palette.PAPER, linewidth=0.6)
-            _write(ax, trace, span, used[action])
+            middle = (span.start + span.end) / 2 - trace.start
+            room_pt = _width_pt(ax) * span.duration / trace.makespan
+            _write(ax, middle, span.rank - 0.2, f"{action.kind}{action.microbatch}", "#000000", 6.5, room_pt)
+            _write(ax, middle, span.rank + 0.17, str(used[action]), "#000000", 8.5, room_pt)
             if used[action] != used[action._replace(kind=Kind.F)]:
                 style = {"facecolors": "none", "edgecolors": palette.MARK, "linewidth": 1.6, "zorder": 3}
                 handles["mixed"] = _bar(ax, trace, span, label="other weights than in its forward", **style)
@@ -60,15 +64,18 @@ def version_map(schedule: Schedule, rule: str = "stashing", ax: Axes | None = No
     if ax is None:
         (ax,) = new_axes([schedule.num_stages])
     latest = max(map(max, ages))
+    m = schedule.num_microbatches
+    room_pt = _width_pt(ax) / m
     cells: Any = ax.imshow(ages, cmap="Purples", vmin=0, vmax=max(4, latest), aspect="auto")
     for stage, row in enumerate(ages):
         for k, age in enumerate(row):
             versions = [used.get(Action(stage, kind, k)) for kind in (Kind.F, Kind.B, Kind.I, Kind.W)]
             text = "→".join(dict.fromkeys(str(version) for version in versions if version is not None))
             ink = palette.ink_on(f"#{bytes(cells.to_rgba(age, bytes=True)[:3]).hex()}")
-            ax.text(k, stage, text, ha="center", va="center", fontsize=9, color=ink)
-    ax.set_xticks(range(schedule.num_microbatches), map(str, range(schedule.num_microbatches)), fontsize=9)
-    ax.set_yticks(range(schedule.num_stages), [f"stage {stage}" for stage in range(schedule.num_stages)], fontsize=9)
+            _write(ax, k, stage, text, ink, 9, room_pt)
+    shown = range(0, m, math.ceil(m / 32))
+    ax.set_xticks(shown, map(str, shown), fontsize=9)
+    name_rows(ax, "stage", schedule.num_stages)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     ax.set_xlabel("micro-batch", loc="left", fontsize=9.5)
@@ -81,12 +88,12 @@ def _bar(ax: Axes, trace: Trace, span: Span, **style: Any) -> Any:
     return ax.broken_barh([(span.start - trace.start, span.duration)], (span.rank - 0.42, 0.84), **style)
 
 
-def _write(ax: Axes, trace: Trace, span: Span, version: int) -> None:
-    """What the action is, and its version, where the bar has room for them."""
-    room_pt = 72 * ax.get_window_extent().width / ax.figure.dpi * span.duration / trace.makespan
-    name = f"{span.action.kind.value}{span.action.microbatch}"
-    middle = (span.start + span.end) / 2 - trace.start
-    for text, height, size in ((name, -0.2, 6.5), (str(version), 0.17, 8.5)):
-        size = min(size, room_pt / (0.72 * len(text)))
-        if size >= 4.5:
-            ax.text(middle, span.rank + height, text, ha="center", va="center", fontsize=size, color="#000000")
+def _width_pt(ax: Axes) -> float:
+    return 72 * float(ax.get_window_extent().width) / ax.figure.dpi
+
+
+def _write(ax: Axes, x: float, y: float, text: str, ink: str, size: float, room_pt: float) -> None:
+    """Write `text` in `size`, smaller where there are only `room_pt` points; not at all where nobody could read it."""
+    size = min(size, room_pt / (0.72 * len(text)))
+    if size >= 4.5:
+        ax.text(x, y, text, ha="center", va="center", fontsize=size, color=ink)

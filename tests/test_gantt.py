@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import struct
 from base64 import b64decode
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -22,7 +24,10 @@ from pipelab.gantt import gantt, gantt_compare, gantt_png
 from pipelab.schedule import Schedule
 from pipelab.schedules import gpipe, interleaved, one_f_one_b, pipedream
 from pipelab.simulate import simulate
+from pipelab.stacked import gantt_memory
 from pipelab.trace import Trace
+from pipelab.version_plot import version_plot
+from pipelab.widgets import play
 
 VIRTUAL = Schedule.from_text(
     """
@@ -237,6 +242,29 @@ def test_gantt_refuses_what_it_cannot_draw() -> None:
     assert not plt.get_fignums()
 
 
+@pytest.mark.parametrize("draw", [gantt, gantt_memory, version_plot, lambda found: gantt_compare(found, found), play])
+def test_pictures_refuse_what_has_no_times(draw: Callable[[object], object]) -> None:
+    # a schedule in place of a trace is the first slip of all, and was an AttributeError
+    for found, why in (
+        (gpipe(2, 2), r"needs the times of a Trace, and Schedule has none: draw simulate\(schedule\)"),
+        (None, "and NoneType has none"),
+        (replace(simulate(gpipe(2, 2)), spans=()), "holds no spans"),
+        (simulate(gpipe(2, 2), Costs(F=0, B=0)), "takes no time"),
+    ):
+        with pytest.raises(CostError, match=why):
+            draw(found)
+
+
+def test_gantt_of_many_ranks_fits_on_a_screen_and_names_what_has_room() -> None:
+    ax = gantt(simulate(one_f_one_b(64, 64)))
+    assert ax.figure.get_size_inches()[1] < 10
+    ax.figure.canvas.draw()
+    names = [label.get_window_extent() for label in ax.get_yticklabels()]
+    assert len(names) >= 16
+    assert all(lower.y1 < upper.y0 + 2 for upper, lower in pairwise(names))
+    assert len([text for text in texts(ax) if "%" in text]) == len(names)
+
+
 # --- two traces ------------------------------------------------------------------------------------------------------
 
 
@@ -311,6 +339,8 @@ def test_trace_of_a_run_shows_text_without_times() -> None:
 def test_trace_without_spans_shows_text_only() -> None:
     empty = replace(simulate(gpipe(2, 2)), spans=())
     assert empty._repr_mimebundle_() == {"text/plain": "<Trace of gpipe, simulated: empty>"}
+    timeless = simulate(gpipe(2, 2), Costs(F=0, B=0))
+    assert timeless._repr_mimebundle_() == {"text/plain": "<Trace of gpipe, simulated: takes no time>"}
 
 
 def test_schedule_shows_itself_as_a_picture_and_text() -> None:

@@ -67,6 +67,10 @@ def test_mesh_another_order_sends_slices_over_the_slower_wire() -> None:
         (lambda: pl.Mesh(dp=2).coordinates(-1), "rank -1 is not in a mesh of ranks 0 to 1"),
         (lambda: pl.Mesh().groups("cp"), "axis must be 'dp' or 'pp' or 'tp', got 'cp'"),
         (lambda: pl.Mesh().nodes(0), "ranks_per_node must be at least 1"),
+        (
+            lambda: pl.mesh_plot(pl.Mesh(16, 16, 16), 8),
+            "a picture of 4,096 ranks could not be read",
+        ),  # took two minutes
     ],
 )
 def test_mesh_says_what_is_wrong(wrong: object, sentence: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from matplotlib.axes import Axes
@@ -110,13 +111,27 @@ def test_line_plot_shows_what_is_below_zero() -> None:
     assert line_plot({"a": {0: -5, 1: 5}}, xlabel="x", ylabel="y").get_ylim()[0] <= -5
 
 
-def test_line_plot_refuses_an_empty_curve() -> None:
-    with pytest.raises(SizeError, match="at least one point"):
-        line_plot({"a": {}}, xlabel="x", ylabel="y")
+@pytest.mark.parametrize("curves", [{"a": {}}, {"a": [1, 2]}, [1, 2], {}], ids=str)
+def test_line_plot_refuses_what_is_no_curve(curves: object) -> None:
+    with pytest.raises(SizeError, match=r"at least one point: \{name: \{x: y\}\}"):
+        line_plot(curves, xlabel="x", ylabel="y")
+
+
+def test_line_plot_tells_many_curves_apart_and_keeps_the_legend_inside() -> None:
+    ax = line_plot({str(number): {0: number, 1: 2} for number in range(20)}, xlabel="x", ylabel="y")
+    assert len({(line.get_color(), line.get_marker()) for line in ax.lines}) == 20
+    ax.figure.canvas.draw()
+    assert ax.get_legend().get_window_extent().height < ax.get_window_extent().height
+
+
+def test_memory_plot_draws_an_empty_curve_under_an_empty_limit() -> None:
+    trace = simulate(gpipe(2, 2))
+    ax = memory_plot(memory_curve(trace, 0), trace, limit=0)  # divided by the fullest moment
+    assert ax.get_title(loc="right") == "kept at the fullest moment: 0 bytes"
 
 
 def test_line_plot_draws_a_band_around_the_curves_that_have_a_spread() -> None:
-    ax = line_plot({"a": {1: 2, 2: 5}, "b": {1: 3}}, xlabel="x", ylabel="y", spread={"a": {1: 0.5, 2: 1}})
+    ax = line_plot({"a": {1: 2, 2: 5}, "b": {1: 3, 2: 3}}, xlabel="x", ylabel="y", spread={"a": {1: 0.5, 2: 1}})
     (band,) = ax.collections
     assert {(1, 1.5), (1, 2.5), (2, 4), (2, 6)} <= set(map(tuple, band.get_paths()[0].vertices))
 
@@ -135,6 +150,21 @@ def test_bar_plot_draws_every_value_in_its_group_and_a_line_where_it_was_predict
 def test_bar_plot_names_its_groups() -> None:
     ax = bar_plot({"a": [1, 2]}, ylabel="MB", names=["left", "right"])
     assert [text.get_text() for text in ax.get_xticklabels()] == ["left", "right"]
+
+
+def test_bar_plot_shows_what_is_below_zero_and_leaves_out_what_has_no_room() -> None:
+    assert bar_plot({"a": [-1, 2]}, ylabel="y").get_ylim()[0] <= -1  # it was cut off
+    ax = bar_plot({"a": list(range(64))}, ylabel="y")
+    assert not ax.texts
+    ax.figure.canvas.draw()
+    names = [label.get_window_extent() for label in ax.get_xticklabels()]
+    assert len(names) >= 8
+    assert all(left.x1 < right.x0 for left, right in pairwise(names))
+
+
+def test_bar_plot_refuses_names_of_other_places() -> None:
+    with pytest.raises(SizeError, match="1 names for 2 groups of bars: left"):
+        bar_plot({"a": [1, 2]}, ylabel="MB", names=["left"])
 
 
 def test_bar_plot_refuses_rows_of_two_lengths() -> None:

@@ -79,6 +79,14 @@ def test_version_map_can_be_read_on_every_shade():
         assert (light + 0.05) / (dark + 0.05) >= 4.5  # WCAG 2.1, 1.4.3, level AA
 
 
+def test_version_pictures_of_many_microbatches_write_what_has_room():
+    ax = pl.version_map(pl.pipedream(2, 400))
+    assert not ax.texts
+    assert len(ax.get_xticklabels()) <= 32
+    ax = pl.version_plot(pl.simulate(pl.one_f_one_b(2, 2)))  # no update, so nothing for a legend
+    assert ax.get_legend() is None
+
+
 def test_version_map_of_a_flush_is_pale():
     ax = pl.version_map(pl.one_f_one_b(2, 3))
     assert {text.get_text() for text in ax.texts} == {"0"}

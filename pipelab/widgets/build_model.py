@@ -15,7 +15,7 @@ from functools import cached_property
 from pipelab.action import Action, Kind
 from pipelab.costs import Costs
 from pipelab.dependencies import graph
-from pipelab.errors import ScheduleError, positive_integer
+from pipelab.errors import CostError, ScheduleError, positive_integer
 from pipelab.schedule import Schedule
 from pipelab.simulate import simulate
 from pipelab.trace import Trace
@@ -42,11 +42,14 @@ class Task:
     def __post_init__(self) -> None:
         for name in ("num_ranks", "num_microbatches", "stages_per_rank"):
             positive_integer(name, getattr(self, name))
+        if not isinstance(self.costs, Costs):
+            raise CostError(f"costs must be Costs(...), the times of one stage, got {self.costs!r}")
         self.costs.per_stage(len(self.placement))
         self.costs.bytes_per_stage(len(self.placement))
-        if self.memory_limit is not None and not self.memory_limit >= 1:
+        limit = self.memory_limit
+        if limit is not None and (not isinstance(limit, float | int) or not limit >= 1):
             raise ScheduleError(
-                f"nothing can be built under memory_limit={self.memory_limit!r}: a rank keeps a whole micro-batch "
+                f"nothing can be built under memory_limit={limit!r}: a rank keeps a whole micro-batch "
                 "between its forward and its backward, so give at least 1, or None for no limit"
             )
 

@@ -46,8 +46,10 @@ class Settings:
     def __post_init__(self) -> None:
         if self.schedule not in CHOICES:
             raise ScheduleError(f"there is no schedule {self.schedule!r}; choose one of {', '.join(CHOICES)}")
-        if not self.memory_limit >= 0:
+        if not isinstance(self.memory_limit, float | int) or not self.memory_limit >= 0:
             raise CostError(f"memory_limit must be a number of micro-batches, or 0 for none, got {self.memory_limit!r}")
+        if not isinstance(self.remat, bool):
+            raise ScheduleError(f"remat must be True or False here: forwards run again or not; got {self.remat!r}")
         for name in ("num_ranks", "num_microbatches", "stages_per_rank"):
             positive_integer(name, getattr(self, name))
         self.costs  # noqa: B018  Costs judges times

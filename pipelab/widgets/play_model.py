@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from pipelab.action import Action, Kind
-from pipelab.captions import COSTS_UNIT, time_unit, unit_of
+from pipelab.captions import COSTS_UNIT, drawable, time_unit, unit_of
 from pipelab.dependencies import needs
 from pipelab.trace import Message, Span, Trace
 
@@ -37,10 +37,10 @@ class Moment:
 
 
 class Film:
-    """A trace that can be looked at moment by moment. Raises CostError where it is empty."""
+    """A trace that can be looked at moment by moment. Raises CostError where it is none, or empty, or takes no time."""
 
     def __init__(self, trace: Trace) -> None:
-        self.trace = trace
+        self.trace = drawable(trace)
         self.events = tuple(sorted({t for span in trace.spans for t in (trace.start, span.start, span.end)}))
         self._starts = [[span.start for span in row] for row in trace.by_rank]
         self._kept = [list(_lives(row, trace.end)) for row in trace.by_rank]
