@@ -46,6 +46,17 @@ class Sequence(nn.Module):
         return torch.stack([self.vector(row) for row in value])
 
 
+class Complex(nn.Module):
+    """Complex numbers, whose gradients are conjugate: a Linear layer that did not know once had wrong ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6, dtype=torch.complex64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.complex(x, 2 * x)).abs()
+
+
 def half_frozen() -> list[nn.Module]:
     layers = [nn.Linear(6, 6), nn.Linear(6, 6)]
     layers[0].weight.requires_grad_(False)
@@ -59,6 +70,7 @@ LINEARS: dict[str, Callable[[], list[nn.Module]]] = {
     "sequence": lambda: [nn.Linear(6, 6), Sequence()],
     "no bias": lambda: [nn.Linear(6, 6, bias=False), nn.GELU(), nn.Linear(6, 6, bias=False)],
     "half frozen": half_frozen,
+    "complex": lambda: [nn.Linear(6, 6), Complex(), nn.Linear(6, 6)],
     "among others": lambda: [
         *(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 2, 3, padding=1), nn.Flatten(), nn.Linear(12, 6)),
         *(nn.LayerNorm(6), nn.PReLU(), nn.Linear(6, 6)),

@@ -43,13 +43,13 @@ class Able(partial[Tensor]):
 
 
 class Deferral:
-    """The Linear layers of a rank, which can put their weight gradients off."""
+    """The Linear layers of a rank, which can put their weight gradients off. Complex ones are left to torch."""
 
     def __init__(self, modules: nn.Module) -> None:
         self._able = False
         self._uses: list[Use] | None = None  # where they are put, while I runs
         for layer in modules.modules():
-            if type(layer) is nn.Linear and "forward" not in vars(layer):
+            if type(layer) is nn.Linear and "forward" not in vars(layer) and layer.weight.is_floating_point():
                 layer.forward = Able(self._linear, layer)  # type: ignore[method-assign]
 
     @contextmanager
