@@ -49,7 +49,9 @@ class Channel:
 
     def __init__(self, num_microbatches: int, group: Any = None, *, device: Device = CPU) -> None:
         self._device = device
-        self._group: Any = group or dist.group.WORLD  # in which peers have their numbers
+        # gloo itself, in which peers have their numbers as in the group: the way through torch's dispatcher is longer
+        everyone: Any = dist.group.WORLD
+        self._gloo = (group or everyone)._get_backend(torch.device("cpu"))
         self._num_microbatches = num_microbatches
         self._capacity: dict[Action, int] = {}
         self._posted: dict[Action, tuple[Any, Tensor, int, int]] = {}
@@ -64,7 +66,7 @@ class Channel:
     def post(self, action: Action, peer: int) -> None:
         """Ask rank `peer` for what `action` makes there, without waiting for it."""  # [1]
         tag, buffer = self._tag(action), torch.empty(self._capacity.get(action, _FIRST_CAPACITY), dtype=torch.uint8)
-        self._posted[action] = self._group.recv([buffer], peer, tag), buffer, peer, tag
+        self._posted[action] = self._gloo.recv([buffer], peer, tag), buffer, peer, tag
         self._asked[peer].append(action)
 
     def send(self, action: Action, value: Value, peer: int, stamp: float = 0.0) -> None:
@@ -72,9 +74,9 @@ class Channel:
         tag = self._tag(action)
         block = message.pack(value, tag, self.step, self._received[peer], stamp, now())
         if self._fits(action, block.numel()):
-            works = [self._group.send([block], peer, tag)]
+            works = [self._gloo.send([block], peer, tag)]
         else:
-            works = [self._group.send([block[:HEAD_BYTES]], peer, tag), self._group.send([block], peer, tag + 1)]  # [4]
+            works = [self._gloo.send([block[:HEAD_BYTES]], peer, tag), self._gloo.send([block], peer, tag + 1)]  # [4]
         self._on_the_way[peer].append((works, block))
         self._sent[peer] += 1
         self._sent_bytes += message.payload_bytes(value)
@@ -91,7 +93,7 @@ class Channel:
             )
         if not self._fits(action, head.size):
             block = torch.empty(head.size, dtype=torch.uint8)
-            self._group.recv([block], peer, tag + 1).wait()
+            self._gloo.recv([block], peer, tag + 1).wait()
         arrived = self._device.mark()
         while self._asked[peer] and self._asked[peer][0] not in self._posted:
             self._asked[peer].popleft()
