@@ -90,16 +90,22 @@ def _seal(body: bytes) -> bytes:
     return _MARK + _VERSION + hashlib.sha256(body).digest()
 
 
-def check_state(state: Mapping[str, Any], shapes: Mapping[str, torch.Size]) -> list[str]:
+def check_state(state: object, shapes: Mapping[str, torch.Size]) -> list[str]:
     """Why `state` is none of a model with these names and shapes; nothing where it is."""
+    if not isinstance(state, Mapping):
+        return [f"it is a {type(state).__qualname__}, and not a dict of tensors by name"]
     missing = [f"{name} is missing" for name in shapes if name not in state]
     unknown = [f"{name} is not in the model" for name in state if name not in shapes]
     wrong = [
-        f"{name} is {tuple(state[name].shape)}, in the model {tuple(shape)}"
+        f"{name} is {_shape_or_kind(state[name])}, in the model {tuple(shape)}"
         for name, shape in shapes.items()
-        if isinstance(state.get(name), Tensor) and state[name].shape != shape
+        if name in state and not (isinstance(state[name], Tensor) and state[name].shape == shape)
     ]
     return missing + unknown + wrong
+
+
+def _shape_or_kind(value: Any) -> str:
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else f"a {type(value).__qualname__}"
 
 
 def merge(parts: Sequence[State], ties: Iterable[Sequence[str]]) -> State:
