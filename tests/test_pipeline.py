@@ -269,6 +269,24 @@ def test_pipeline_takes_inputs_and_targets_of_several_parts(ranks_of: RanksOf) -
         assert largest_difference(pipe.gradients(), gradients) < 1e-6
 
 
+def test_pipeline_needs_no_targets_where_the_loss_needs_none(ranks_of: RanksOf) -> None:
+    model, (x, _) = mlp(), batch()
+    reference = copy.deepcopy(model)
+
+    def energy(output: Tensor, target: None) -> Tensor:
+        assert target is None
+        return output.square().mean()
+
+    with pl.Pipeline(model, pl.one_f_one_b(2, 4), loss_fn=energy, ranks=ranks_of(2)) as pipe:
+        result = pipe.step(x, None)
+        assert pipe.evaluate(x, None) == pytest.approx(result.loss)
+        loss = energy(reference(x), None)
+        loss.backward()
+        assert result.loss == pytest.approx(loss.item(), rel=1e-6)
+        gradients = {name: parameter.grad for name, parameter in reference.named_parameters()}
+        assert largest_difference(pipe.gradients(), gradients) < 1e-6
+
+
 def test_pipeline_runs_a_schedule_made_by_hand(ranks_of: RanksOf) -> None:
     """Two ranks are each other's previous and next; the second rank hands a value to itself."""
     schedule = pl.Schedule.from_text(

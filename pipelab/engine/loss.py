@@ -31,7 +31,7 @@ class Loss:
         self._parts: dict[int, tuple[Tensor, float | None]] = {}
 
     def begin(self, targets: Sequence[Any], shares: Sequence[float], of_update: Sequence[float] | None = None) -> None:
-        """A new batch: for each micro-batch the targets, and which share of all samples it has.
+        """A new batch: for each micro-batch the targets, if there are any, and which share of all samples it has.
 
         Where weights are updated on the way, also which share of the samples `of_update`: of the one that takes it.
         """
@@ -39,7 +39,7 @@ class Loss:
 
     def __call__(self, output: Any, microbatch: int) -> Tensor:
         """The loss of a micro-batch, a scalar. Raises EngineError where `loss_fn` returned something else."""
-        loss, count = _checked(self.loss_fn(output, self._targets[microbatch]))
+        loss, count = _checked(self.loss_fn(output, self._targets[microbatch] if self._targets else None))
         _, known = next(iter(self._parts.values()), (None, count))
         if (known is None) != (count is None):
             raise EngineError(
