@@ -92,8 +92,9 @@ def test_training_gives_keywords_to_the_layers_that_name_them(name: str, remat: 
         assert largest_difference(pipe.state_dict(), reference.state_dict()) < 1e-5
 
 
-KEYWORDS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+KEYWORDS: dict[str, tuple[Any, type[Exception], str]] = {
     "unknown": ({"masks": torch.ones(10, 8)}, pl.EngineError, "no layer takes 'masks'.*take factor, mask, scale"),
+    "no dict": ([("mask", torch.ones(10, 8))], pl.EngineError, "kwargs must be a dict of keywords.*got a list"),
     "the value itself": ({"x": torch.ones(10, 8)}, pl.EngineError, "no layer takes 'x' as a keyword"),
     "other rows": ({"mask": torch.ones(8, 8)}, pl.SizeError, "mask has 8 rows, but there are 10 samples"),
 }

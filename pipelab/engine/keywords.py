@@ -30,6 +30,8 @@ def split(kwargs: Keywords, parts: int, samples: int, known: frozenset[str]) -> 
 
     Raises EngineError for a keyword that no layer takes, SizeError for a tensor with another number of rows.
     """
+    if not isinstance(kwargs, Mapping):
+        raise EngineError(f"kwargs must be a dict of keywords and their values, got a {type(kwargs).__qualname__}")
     for name in kwargs:
         if name not in known:
             raise EngineError(
