@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from pipelab import models
 from pipelab.costs import Costs
 from pipelab.engine import Pipeline
-from pipelab.engine.tuning import Trial, Tuning, tune_microbatches
+from pipelab.engine.tuning import Tried, Tuning, tune_microbatches
 from pipelab.errors import EngineError, SizeError
 from pipelab.schedules import gpipe, one_f_one_b
 
@@ -93,7 +93,7 @@ def test_tuning_tries_powers_of_two_up_to_the_samples(ranks_of: Callable[[int], 
 
 
 def test_tuning_prints_a_table() -> None:
-    found = Tuning((Trial(1, 0.2), Trial(2, 0.1), Trial(4, 0.15)), (8,))
+    found = Tuning((Tried(1, 0.2), Tried(2, 0.1), Tried(4, 0.15)), (8,))
     assert repr(found).splitlines() == [
         "micro-batches  ms a step  peak bytes",
         "            1      200.0",

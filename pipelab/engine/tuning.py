@@ -15,7 +15,7 @@ from pipelab.errors import EngineError, SizeError, positive_integer
 
 
 @dataclass(frozen=True)
-class Trial:
+class Tried:
     """What one number of micro-batches showed: the seconds of a step, and the peak bytes where they were measured.
 
     `note` says why it is out of the question although it may be fast, or "".
@@ -31,7 +31,7 @@ class Trial:
 class Tuning:
     """What was tried, in order; `best` is the fastest number of micro-batches that memory allows."""
 
-    trials: tuple[Trial, ...]
+    trials: tuple[Tried, ...]
     untried: tuple[int, ...]
 
     @property
@@ -101,7 +101,7 @@ def tune_microbatches(
     repeat = positive_integer("repeat", repeat)
     samples = batch.rows(wrap(inputs), "inputs")
     numbers = _numbers(candidates, samples)
-    trials: list[Trial] = []
+    trials: list[Tried] = []
     for place, number in enumerate(numbers):
         trials.append(_measure(build, number, inputs, targets, repeat, memory_limit))
         fitting = [trial.step_s for trial in trials if not trial.note]
@@ -121,7 +121,7 @@ def _numbers(candidates: Iterable[int] | None, samples: int) -> list[int]:
 
 def _measure(
     build: Callable[[int], Pipeline], number: int, inputs: Any, targets: Any, repeat: int, memory_limit: int | None
-) -> Trial:
+) -> Tried:
     pipe = build(number)
     if not isinstance(pipe, Pipeline):
         raise EngineError(f"build({number}) must make a Pipeline, got {pipe!r}: give a function of m, not a pipeline")
@@ -135,11 +135,11 @@ def _measure(
     step_s = median(step.trace.makespan for step in steps)
     peaks = [peak for step in steps for peak in step.peak_bytes or ()]
     if memory_limit is None:
-        return Trial(number, step_s, max(peaks, default=None))
+        return Tried(number, step_s, max(peaks, default=None))
     if not peaks:
         raise EngineError("memory_limit needs to be measured: let build make Pipeline(..., measure_memory=True)")
     note = f"needs more than {memory_limit:,} bytes" if max(peaks) > memory_limit else ""
-    return Trial(number, step_s, max(peaks), note)
+    return Tried(number, step_s, max(peaks), note)
 
 
 def _rows(tuning: Tuning) -> list[tuple[str, ...]]:
@@ -158,5 +158,5 @@ def _rows(tuning: Tuning) -> list[tuple[str, ...]]:
     ]
 
 
-def _ms(trial: Trial) -> str:
+def _ms(trial: Tried) -> str:
     return f"{1000 * trial.step_s:.1f} ms"
