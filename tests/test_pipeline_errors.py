@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -210,6 +211,11 @@ def test_pipeline_refuses_a_state_of_another_model(ranks_of: RanksOf) -> None:
             pipe.load_state_dict(state)
         with pytest.raises(EngineError, match=r"0.weight is \(2, 2\), in the model \(16, 8\)"):
             pipe.load_state_dict(state)
+        for value, kind in ([[1.0]], "list"), (before["0.weight"].numpy(), "ndarray"), (None, "NoneType"):
+            with pytest.raises(EngineError, match=rf"0.weight is a {kind}, in the model \(16, 8\)"):
+                pipe.load_state_dict({**before, "0.weight": value})
+        with pytest.raises(EngineError, match="it is a list, and not a dict of tensors by name"):
+            pipe.load_state_dict(list(before.items()))  # type: ignore[arg-type]
         assert all(torch.equal(value, before[name]) for name, value in pipe.state_dict().items())
 
 
@@ -347,6 +353,27 @@ def test_pipeline_notices_that_its_ranks_started_again(ranks_of: RanksOf) -> Non
     with pytest.raises(EngineError, match="over, because its ranks ended or were started again"):
         pipe.step(*batch())
     pipe.close()
+
+
+class Locked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def test_pipeline_names_the_function_or_layer_that_cannot_be_sent(ranks_of: RanksOf) -> None:
+    lock = threading.Lock()
+
+    def locked(first: Any, second: Any = None) -> Any:
+        with lock:
+            return None
+
+    arguments: dict[str, Any] = {"loss_fn": F.cross_entropy, "ranks": ranks_of(2)}
+    for name in ("loss_fn", "optimizer"):
+        with pytest.raises(EngineError, match=rf"{name}: .*locked cannot be sent.* variable 'lock' that it uses"):
+            pl.Pipeline(mlp(), pl.gpipe(2, 4), **{**arguments, name: locked})
+    with pytest.raises(EngineError, match=r"layer 1: Locked cannot be sent to the ranks.*lock"):
+        pl.Pipeline(nn.Sequential(nn.Linear(8, 4), Locked()), pl.gpipe(2, 4), **arguments)
 
 
 def test_pipeline_survives_an_argument_that_cannot_be_sent(ranks_of: RanksOf) -> None:

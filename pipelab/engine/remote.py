@@ -11,6 +11,7 @@ from pipelab.engine import resident
 from pipelab.engine.recipe import Recipe
 from pipelab.errors import EngineError, RankError
 from pipelab.ranks import Ranks
+from pipelab.ranks.pickling import dump_call
 
 _keys = itertools.count()
 _gone: weakref.WeakKeyDictionary[Ranks, list[int]] = weakref.WeakKeyDictionary()  # pipelines that ranks may forget
@@ -27,7 +28,11 @@ class Remote:
         self.over = ""
         self._ranks, self.key = ranks, next(_keys)
         forgotten = _gone.setdefault(ranks, [])
-        ranks.run_each(resident.settle, [(self.key, recipe, tuple(forgotten)) for recipe in recipes])
+        try:
+            ranks.run_each(resident.settle, [(self.key, recipe, tuple(forgotten)) for recipe in recipes])
+        except RankError:
+            _check_parts(recipes)
+            raise
         forgotten.clear()
         self._generation = ranks.generation
         self._finalizer = weakref.finalize(self, forgotten.append, self.key)
@@ -70,6 +75,19 @@ class Remote:
     @property
     def _there(self) -> bool:
         return self._ranks.alive and self._ranks.generation == self._generation
+
+
+def _check_parts(recipes: Sequence[Recipe]) -> None:
+    """Raise EngineError for the first function or layer of the user that cannot be sent, and say why."""
+    for recipe in recipes:
+        parts = {name: getattr(recipe.options, name) for name in ("loss_fn", "optimizer", "scheduler")}
+        for _, layers in recipe.layers.values():
+            parts |= {f"layer {name}": layer for name, layer in layers.named_children()}
+        for name, part in parts.items():
+            try:
+                dump_call(part, (), {})
+            except RankError as error:
+                raise EngineError(f"{name}: {error}") from None
 
 
 def _first_line(error: BaseException) -> str:
