@@ -109,6 +109,24 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         EngineError,
         "optimizer must be a function that makes one.*got a SGD",
     ),
+    "an optimizer that is not returned": (
+        {"optimizer": lambda parameters: None},
+        EngineError,
+        "optimizer must be a function that returns one, with a step; it returned None",
+    ),
+    "an optimizer that asks for the loss": (
+        {"optimizer": lambda parameters: torch.optim.LBFGS(parameters)},
+        EngineError,
+        "the optimizer's step wants a function.*as that of LBFGS does.*one gradient a step",
+    ),
+    "a scheduler that is not returned": (
+        {
+            "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            "scheduler": lambda optimizer: None,
+        },
+        EngineError,
+        "scheduler must be a function that returns one, with a step; it returned None",
+    ),
     "an unknown remat": ({"remat": "block"}, EngineError, r"remat must be 'none', 'stage', 'layer' or a.*got 'block'"),
     "remat of no layer": ({"remat": 0}, EngineError, "remat must be .* from 1 on, got 0"),
     "remat as a switch": ({"remat": True}, EngineError, "remat must be .*, got True"),

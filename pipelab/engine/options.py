@@ -60,11 +60,9 @@ class Options:
                 "lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10), and needs an optimizer; "
                 f"got a {type(self.scheduler).__qualname__} and {'an' if self.optimizer else 'no'} optimizer"
             )
-        if self.optimizer and self.scheduler and _watches(self.optimizer, self.scheduler):
-            raise EngineError(
-                "the scheduler's step wants a number to watch, as that of ReduceLROnPlateau does, but the engine calls "
-                "it after every update, on ranks that do not know the loss: take one that counts steps, as StepLR does"
-            )
+        made = _try_out("optimizer", self.optimizer, [nn.Parameter(torch.zeros(1))]) if self.optimizer else None
+        if made is not None and self.scheduler:
+            _try_out("scheduler", self.scheduler, made)
         counted = isinstance(self.remat, int) and not isinstance(self.remat, bool) and self.remat >= 1
         if not counted and self.remat not in ("none", "stage", "layer"):
             raise EngineError(
@@ -88,16 +86,37 @@ class Options:
             raise EngineError(f"max_norm must be a positive number, or None for no limit, got {norm!r}")
 
 
-def _watches(optimizer: OptimizerFactory, scheduler: SchedulerFactory) -> bool:
-    """Whether the scheduler's step has an argument that must be given. Asks one made for a parameter of its own."""
+_WANTS = {
+    "optimizer": (
+        "a function that works out the loss anew, as that of LBFGS does, but a pipeline has one gradient a step: take "
+        "one whose step wants nothing, as SGD's"
+    ),
+    "scheduler": (
+        "a number to watch, as that of ReduceLROnPlateau does, but the engine calls it after every update, on ranks "
+        "that do not know the loss: take one that counts steps, as StepLR does"
+    ),
+}
+
+
+def _try_out(name: str, make: Callable[[Any], Any], of: Any) -> Any:
+    """What `make` makes, to see whether it has a step that wants no argument; raises EngineError unless it has.
+
+    None where it wants the model's own parameters: then it fails on a rank, if it fails.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            step = inspect.signature(scheduler(optimizer([nn.Parameter(torch.zeros(1))])).step)
-    except Exception:  # they want the model's parameters, and fail on a rank if they fail there
-        return False
+            made = make(of)
+    except Exception:
+        return None
+    step = getattr(made, "step", None)
+    if not callable(step):
+        raise EngineError(f"{name} must be a function that returns one, with a step; it returned {made!r}")
     open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return any(p.default is p.empty for p in step.parameters.values() if p.kind not in open_ended)
+    parameters = inspect.signature(step).parameters.values()
+    if any(p.default is p.empty for p in parameters if p.kind not in open_ended):
+        raise EngineError(f"the {name}'s step wants {_WANTS[name]}")
+    return made
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
