@@ -1,10 +1,21 @@
-"""The comparison that check cells use: right or not, and what a wrong number gives away."""
+"""What check cells say about an answer: has it the form that was asked for, is it right, and if not, why not?
+
+expect          a number
+expect_tensor   a tensor
+expect_list     several things, in order
+expect_entries  a dictionary
+
+Each raises AssertionError with a message for the student, which holds what was found and never what is right. In
+Jupyter the frames of this file are left out of the traceback.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import isclose, isnan
 from typing import Any
+
+_NOTHING = "is None. Does the function return its result, or only print it?"
 
 
 def expect(what: str, found: Any, right: Any, slips: Mapping[Any, str] | None = None, *, within: float = 1e-9) -> None:
@@ -13,6 +24,9 @@ def expect(what: str, found: Any, right: Any, slips: Mapping[Any, str] | None = 
     `what` names the number in the message. `slips` says what a wrong number gives away: they are known wrong ways to
     it. The message holds what was found and never what is right.
     """
+    __tracebackhide__ = True
+    if found is None:
+        raise AssertionError(f"{what} {_NOTHING}")
     try:
         number = float(found)
     except (TypeError, ValueError):
@@ -25,3 +39,48 @@ def expect(what: str, found: Any, right: Any, slips: Mapping[Any, str] | None = 
     if isnan(number):
         raise AssertionError(f"{what} is not a number")
     raise AssertionError(f"{what} is not {number:.6g}: that is too {'large' if number > right else 'small'}")
+
+
+def expect_tensor(what: str, found: Any, right: Any, slips: Mapping[str, Any] | None = None) -> None:
+    """Raise AssertionError unless the tensor `found` is `right`, to 1e-5 of its size or 1e-6.
+
+    `slips` has known wrong tensors by the sentence that says what each gives away; tensors have no equal keys.
+    """
+    __tracebackhide__ = True
+    if found is None or not isinstance(found, type(right)):
+        raise AssertionError(f"{what} {_NOTHING}" if found is None else f"{what} should be a tensor, got {found!r:.60}")
+    if found.shape != right.shape:
+        raise AssertionError(f"{what} has the shape {tuple(found.shape)}, and it should have {tuple(right.shape)}")
+    found = found.detach().to(right.dtype)
+    if found.allclose(right, rtol=1e-5, atol=1e-6):
+        return
+    for reading, wrong in (slips or {}).items():
+        if found.allclose(wrong.to(right.dtype), rtol=1e-4, atol=1e-7):
+            raise AssertionError(f"{what} is not right. {reading}")
+    if found.isnan().any():
+        raise AssertionError(f"{what} holds nan, which comes of 0/0 or of infinity")
+    raise AssertionError(f"{what} is not right")
+
+
+def expect_list(what: str, found: Any, count: int | None = None) -> list[Any]:
+    """`found` as a list; raises AssertionError where it is none, or has not `count` entries."""
+    __tracebackhide__ = True
+    if found is None:
+        raise AssertionError(f"{what} {_NOTHING}")
+    if not isinstance(found, Iterable) or isinstance(found, (str, Mapping)):
+        raise AssertionError(f"{what} should be a list or a tuple, got {found!r:.60}")
+    entries = list(found)
+    if count is not None and len(entries) != count:
+        raise AssertionError(f"{what} should have {count} entries, and has {len(entries)}: {found!r:.60}")
+    return entries
+
+
+def expect_entries(what: str, found: Any, *names: str) -> None:
+    """Raise AssertionError unless `found` is a dictionary that has the entries `names`."""
+    __tracebackhide__ = True
+    if found is None:
+        raise AssertionError(f"{what} {_NOTHING}")
+    if not isinstance(found, Mapping):
+        raise AssertionError(f"{what} should be a dictionary, got {found!r:.60}")
+    if missing := sorted(set(names) - set(found)):
+        raise AssertionError(f"{what} lacks the entries {missing}")

@@ -1,0 +1,74 @@
+"""pipelab.grading.expect: what a check says about the form of an answer, and about one that is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pipelab.grading import expect, expect_entries, expect_list, expect_tensor
+
+RIGHT = torch.tensor([1.0, 2.0])
+
+
+def test_expect_is_silent_about_what_is_right() -> None:
+    expect("it", 1 + 1e-12, 1)
+    expect_tensor("it", RIGHT + 1e-7, RIGHT, {"": RIGHT})
+    expect_entries("it", {"a": 1, "b": 2}, "a")
+    assert expect_list("it", (1, 2), 2) == expect_list("it", iter([1, 2])) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (None, "it is None. Does the function return its result, or only print it?"),
+        ("two", "it should be a number, got 'two'"),
+        (3, "it is not 3. Too many."),
+        (4, "it is not 4: that is too large"),
+        (float("nan"), "it is not a number"),
+    ],
+)
+def test_expect_says_what_is_wrong_with_a_number(found: Any, sentence: str) -> None:
+    with pytest.raises(AssertionError) as caught:
+        expect("it", found, 2, {3: "Too many."})
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (None, "it is None. Does the function return its result, or only print it?"),
+        ([1, 2], r"it should be a tensor, got [1, 2]"),
+        (torch.ones(3), "it has the shape (3,), and it should have (2,)"),
+        (2 * RIGHT, "it is not right. Twice too large."),
+        (RIGHT / 0 - RIGHT / 0, "it holds nan, which comes of 0/0 or of infinity"),
+        (RIGHT + 1e-3, "it is not right"),
+    ],
+)
+def test_expect_tensor_says_what_is_wrong_with_it(found: Any, sentence: str) -> None:
+    with pytest.raises(AssertionError) as caught:
+        expect_tensor("it", found, RIGHT, {"Twice too large.": 2 * RIGHT})
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (None, "it is None. Does the function return its result, or only print it?"),
+        (5, "it should be a list or a tuple, got 5"),
+        ("ab", "it should be a list or a tuple, got 'ab'"),
+        ([1], "it should have 2 entries, and has 1: [1]"),
+    ],
+)
+def test_expect_list_says_what_form_is_asked_for(found: Any, sentence: str) -> None:
+    with pytest.raises(AssertionError) as caught:
+        expect_list("it", found, 2)
+    assert str(caught.value) == sentence
+
+
+def test_expect_entries_names_those_that_are_missing() -> None:
+    with pytest.raises(AssertionError, match=r"it lacks the entries \['b', 'c'\]"):
+        expect_entries("it", {"a": 1}, "c", "a", "b")
+    with pytest.raises(AssertionError, match=r"it should be a dictionary, got \[\]"):
+        expect_entries("it", [], "a")
