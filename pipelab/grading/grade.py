@@ -14,6 +14,19 @@ from pipelab.grading.handed_in import restore
 from pipelab.grading.markers import AssignmentError, Cell, Notebook, is_check, points_of, task_of, with_seed
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_CANARY = """\
+import pipelab
+from pipelab import grading
+
+ours = [(name, vars(room).get(name)) for room in (pipelab, grading) for name in room.__all__]
+replaced = [name for name, value in ours if getattr(value, "__module__", "pipelab").split(".")[0] != "pipelab"]
+assert not replaced, f"{', '.join(replaced)} of pipelab had been replaced"
+try:
+    grading.expect("1", 1, 2)
+except AssertionError:
+    raise AssertionError("as it should be") from None
+raise AssertionError("the comparison that checks use had been replaced")
+"""
 
 
 @dataclass(frozen=True)
@@ -44,8 +57,10 @@ def grade(notebook: str | Path, master: str | Path, *, seed: int | None = None, 
     """Run `notebook` with the checks of `master` in a kernel of its own, in the folder of the notebook.
 
     A check earns its points by running to its end. A cell that takes longer than `cell_timeout_s` seconds is stopped; a
-    kernel that dies ends the run, and what was not reached earns nothing. `seed` is the one that the student's notebook
-    was made with, None for the master's own. The student's code is run as it is, with the rights of whoever grades.
+    kernel that dies, or cannot be stopped, ends the run, and what was not reached earns nothing. Last runs a check that
+    must fail, and where it does not, a note says that the marks are not to be trusted. `seed` is the one that the
+    student's notebook was made with, None for the master's own. The student's code is run as it is, with the rights of
+    whoever grades.
 
     Raises AssignmentError for files that are no notebooks or do not belong together, MissingPackageError without
     nbclient.
@@ -53,14 +68,14 @@ def grade(notebook: str | Path, master: str | Path, *, seed: int | None = None, 
     given = _read(master)
     given = given if seed is None else with_seed(given, seed)
     handed_in = restore(_read(notebook), given)
-    messages, death = _execute(handed_in.notebook, Path(notebook).resolve().parent, cell_timeout_s)
+    messages, death, doubt = _execute(handed_in.notebook, Path(notebook).resolve().parent, cell_timeout_s)
     marks = tuple(_mark(cell, messages, death) for cell in handed_in.notebook["cells"] if is_check(cell))
     return Grade(
         notebook=Path(notebook).name,
         points=sum(mark.points for mark in marks),
         max_points=sum(mark.max_points for mark in marks),
         marks=marks,
-        notes=handed_in.notes,
+        notes=(*handed_in.notes, *doubt),
     )
 
 
@@ -75,21 +90,30 @@ def _read(path: str | Path) -> Notebook:
     return notebook
 
 
-def _execute(notebook: Notebook, folder: Path, cell_timeout_s: float) -> tuple[dict[str, str], str]:
-    """Run every cell: for each check that was run its message, "" where it passed; and how the kernel died, or ""."""
+def _execute(notebook: Notebook, folder: Path, cell_timeout_s: float) -> tuple[dict[str, str], str, tuple[str, ...]]:
+    """Run every cell: for each check that was run its message, "" where it passed; how the kernel ended; and doubts."""
     nbclient, exceptions, nbformat = map(_jupyter, ("nbclient", "nbclient.exceptions", "nbformat"))
+    canary = nbformat.v4.new_code_cell(_CANARY)
     messages: dict[str, str] = {}
+    stopped: list[bool] = []
+    last = ""
 
     def executed(cell: Any, execute_reply: Any, **_: Any) -> None:
+        nonlocal last
         reply = execute_reply["content"]
+        last = "" if reply["status"] == "ok" else _message(reply)
         if is_check(cell):
-            messages[task_of(cell)] = "" if reply["status"] == "ok" else _message(reply)
+            messages[task_of(cell)] = last
+        stopped.append(last == f"TimeoutError: {late}")
+        if stopped[-2:] == [True, True]:  # the second one never began
+            raise exceptions.DeadKernelError(late)
 
+    late = f"stopped after {cell_timeout_s:g} s"
     client = nbclient.NotebookClient(
-        nbformat.from_dict(notebook),
+        nbformat.from_dict({**notebook, "cells": [*notebook["cells"], canary]}),
         timeout=cell_timeout_s,
         interrupt_on_timeout=True,
-        error_on_timeout={"ename": "TimeoutError", "evalue": f"stopped after {cell_timeout_s:g} s", "traceback": []},
+        error_on_timeout={"ename": "TimeoutError", "evalue": late, "traceback": []},
         allow_errors=True,
         kernel_name="python3",
         record_timing=False,
@@ -100,8 +124,10 @@ def _execute(notebook: Notebook, folder: Path, cell_timeout_s: float) -> tuple[d
     try:
         client.execute(stdout=subprocess.DEVNULL)  # a copy of what child processes print
     except exceptions.DeadKernelError:
-        return messages, "the kernel died before this check, or in it"
-    return messages, ""
+        how = "could not be stopped" if stopped[-1:] == [True] else "died"
+        return messages, f"the kernel {how} before this check, or in it", ()
+    sound = last == "as it should be"
+    return messages, "", () if sound else (f"these marks are not to be trusted: {last or 'a wrong check passed'}",)
 
 
 def _message(reply: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -156,6 +157,42 @@ def test_grade_stops_a_cell_that_takes_too_long_and_goes_on(graded: Callable[...
 def test_grade_survives_a_kernel_that_dies(graded: Callable[..., Grade]) -> None:
     result = graded(answered(twice=RIGHT["twice"], half="import os\nos._exit(0)"))
     assert (result.points, messages(result)) == (2, ["", "the kernel died before this check, or in it"])
+
+
+def test_grade_ends_a_kernel_that_cannot_be_stopped(graded: Callable[..., Grade]) -> None:
+    deaf = "import signal\ndef twice(x):\n    signal.signal(signal.SIGINT, signal.SIG_IGN)\n    while True: pass"
+    begin = time.perf_counter()
+    result = graded(answered(twice=deaf, half="half = 0.5"), cell_timeout_s=1)
+    assert result.points == 0
+    assert messages(result) == [
+        "TimeoutError: stopped after 1 s",
+        "the kernel could not be stopped before this check, or in it",
+    ]
+    assert time.perf_counter() - begin < 60
+
+
+@pytest.mark.parametrize(
+    ("trick", "note"),
+    [
+        (
+            "from pipelab.grading import expect\nexpect.__code__ = (lambda *_, **__: None).__code__",
+            "comparison that checks use",
+        ),
+        ("import pipelab.grading\npipelab.grading.expect = print", "expect of pipelab had been replaced"),
+        ("import pipelab\npipelab.simulate = print", "simulate of pipelab had been replaced"),
+        (
+            "import ast\nclass Mild(ast.NodeTransformer):\n    def visit_Assert(self, node): return ast.Pass()\n"
+            "    visit_Raise = visit_Assert\nget_ipython().ast_transformers.append(Mild())",
+            "a wrong check passed",
+        ),
+    ],
+)
+def test_grade_doubts_marks_where_a_check_that_must_fail_does_not(
+    graded: Callable[..., Grade], trick: str, note: str
+) -> None:
+    result = graded(answered(twice=RIGHT["twice"], half=f"half = 0.5\n{trick}"))
+    (said,) = result.notes
+    assert re.fullmatch(f"these marks are not to be trusted: .*{note}.*", said)
 
 
 def test_grade_takes_the_seed_that_the_notebook_was_made_with(graded: Callable[..., Grade]) -> None:
