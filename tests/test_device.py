@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class Elsewhere(Device):
         return _moved(content, _Own.of)
 
     def take_back(self, content: Any) -> Any:
-        return _moved(content, lambda tensor: tensor.as_subclass(torch.Tensor))
+        return _moved(content, _brought_back)
 
     def begin(self, *, paced: bool = False) -> None:
         self.begun += 1
@@ -63,7 +64,13 @@ class Elsewhere(Device):
 class _Own(torch.Tensor):
     @classmethod
     def of(cls, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.clone().as_subclass(cls)
+        return cls._make_subclass(cls, tensor.clone())  # as_subclass() would make a view, which autograd treats apart
+
+
+def _brought_back(tensor: torch.Tensor) -> torch.Tensor:
+    back = tensor.as_subclass(torch.Tensor)
+    back.on_host = True  # type: ignore[attr-defined]
+    return back
 
 
 def _on_its_device(layer: nn.Module, args: tuple[Any, ...]) -> None:
@@ -71,17 +78,73 @@ def _on_its_device(layer: nn.Module, args: tuple[Any, ...]) -> None:
         raise RuntimeError(f"a {type(args[0]).__name__} reached a layer, which is on another device")
 
 
+class Dice(Device):
+    """Random numbers of its own: a layer draws other ones than it should unless they were begun anew with the CPU's."""
+
+    begun_with = 0
+
+    def take_in(self, layers: nn.ModuleList) -> nn.ModuleList:
+        for layer in layers.modules():
+            if isinstance(layer, nn.Dropout):
+                layer.register_forward_pre_hook(self._together)
+        return layers
+
+    def seed(self) -> None:
+        self.begun_with = torch.initial_seed()
+
+    def random_state(self) -> Any:
+        return super().random_state(), self.begun_with
+
+    def go_back_to(self, random_state: Any) -> None:
+        on_cpu, self.begun_with = random_state
+        super().go_back_to(on_cpu)
+
+    def _together(self, layer: nn.Module, args: tuple[Any, ...]) -> None:
+        if self.begun_with != torch.initial_seed():
+            raise RuntimeError("the device would draw other random numbers than its seed says")
+
+
+@contextmanager
+def ranks_with(device: type[Device], count: int) -> Iterator[pl.Ranks]:
+    """Ranks that compute on a stand-in, which gloo cannot reach, and with `Dice` send as over NCCL, by gloo."""
+
+    def settle() -> None:
+        from pipelab.engine import groups, resident
+
+        resident.device_of = lambda kind: device()  # type: ignore[assignment]
+        for name in ("all_reduce", "reduce", "broadcast"):
+            setattr(dist, name, _from_host(getattr(dist, name)))
+        if device is Dice:
+            groups.Groups = _with_ways(groups.Groups)  # type: ignore[misc]
+
+    with pl.Ranks(count, timeout=30) as ranks:
+        ranks.run(settle)
+        yield ranks
+
+
+def _from_host(collective: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        if tensor.dtype is torch.float32 and not hasattr(tensor, "on_host"):
+            raise RuntimeError("gloo was given a tensor of the device")
+        return collective(tensor, *args, **options)
+
+    return checked
+
+
+def _with_ways(groups: type) -> Callable[..., Any]:
+    def make(mesh: pl.Mesh, kind: str) -> Any:
+        made = groups(mesh, kind)
+        pipelines = [list(ranks) for ranks in mesh.groups("pp")]
+        made.ways = tuple(dist.new_subgroups_by_enumeration(pipelines)[0] for _ in range(2))
+        return made
+
+    return make
+
+
 @pytest.fixture
 def elsewhere() -> Iterator[pl.Ranks]:
     """Two ranks that compute on the stand-in."""
-
-    def settle() -> None:
-        from pipelab.engine import resident
-
-        resident.device_of = lambda kind: Elsewhere()  # type: ignore[assignment]
-
-    with pl.Ranks(2, timeout=30) as ranks:
-        ranks.run(settle)
+    with ranks_with(Elsewhere, 2) as ranks:
         yield ranks
 
 
@@ -112,6 +175,48 @@ def test_device_all_that_layers_see_was_put_there(elsewhere: pl.Ranks, ranks_of:
     assert all(message.sent <= message.arrived for message in there.trace.messages)
 
 
+PAIR = {"0.0": "colwise", "0.3": "rowwise"}
+
+
+def train_on_mesh(ranks: pl.Ranks, mesh: pl.Mesh, **options: Any) -> Any:
+    torch.manual_seed(2)
+    pair = [nn.Linear(6, 8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 6), nn.Dropout(0.3)]
+    inputs, targets = torch.randn(48, 6), torch.randint(3, (48,))
+    pipe = pl.Pipeline(
+        nn.Sequential(nn.Sequential(*pair), nn.BatchNorm1d(6), nn.Linear(6, 3)),
+        pl.zb_h1(2, 4),
+        mesh=mesh,
+        loss_fn=nn.functional.cross_entropy,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+        max_norm=0.5,
+        ranks=ranks,
+        **options,
+    )
+    results = [pipe.step(inputs, targets) for _ in range(2)]
+    return [(r.loss, r.gradient_norm) for r in results], pipe.gradients() | pipe.state_dict()
+
+
+@pytest.mark.parametrize("data_parallel", ["replicate", "shard"])
+def test_device_replicas_that_share_one_meet_in_the_hosts_memory(
+    data_parallel: str, ranks_of: Callable[[int], pl.Ranks]
+) -> None:
+    mesh = pl.Mesh(dp=2, pp=2)
+    with ranks_with(Elsewhere, 4) as there:
+        losses, tensors = train_on_mesh(there, mesh, data_parallel=data_parallel)
+    expected_losses, expected = train_on_mesh(ranks_of(4), mesh, data_parallel=data_parallel)
+    assert losses == expected_losses
+    assert all(torch.equal(value, expected[name]) for name, value in tensors.items())
+
+
+def test_device_slices_draw_as_on_the_cpu_and_send_within_their_pipeline(ranks_of: Callable[[int], pl.Ranks]) -> None:
+    mesh = pl.Mesh(pp=2, tp=2)
+    with ranks_with(Dice, 4) as there:
+        losses, tensors = train_on_mesh(there, mesh, tensor_parallel=PAIR)
+    expected_losses, expected = train_on_mesh(ranks_of(4), mesh, tensor_parallel=PAIR)
+    assert losses == expected_losses
+    assert all(torch.equal(value, expected[name]) for name, value in tensors.items())
+
+
 def test_device_moves_what_lies_in_nested_values() -> None:
     value = Value(b"structure", [torch.zeros(2)], (True,))
     moved = _moved({"a": (value, [torch.ones(1), "text", None])}, lambda tensor: tensor + 1)
@@ -138,7 +243,8 @@ def exchange(order: list[int]) -> list[Any]:
     """Three messages from rank 0 to rank 1, one back between them; rank 1 takes them in `order`."""
     from pipelab.engine.nccl import NcclChannel
 
-    channel = NcclChannel(8, CPU, backend="gloo")
+    group, *ways = (dist.new_group() for _ in range(3))
+    channel = NcclChannel(8, group, tuple(ways), device=CPU)
     forward = [Action.from_text(f"0F{number}") for number in range(3)]
     back = Action.from_text("1B0")
     contents = [torch.full((100_000,), 1.0), {"mask": torch.tensor([True]), "n": 3}, (torch.empty(0, 4), None)]

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipelab.engine.collectives import ring_bytes
+from pipelab.engine.device import Device
 from pipelab.engine.groups import Groups
 from pipelab.engine.tensor_parallel import local
 
@@ -32,6 +33,7 @@ class Replicas:
         self,
         parameters: Sequence[nn.Parameter],
         groups: Groups,
+        device: Device,
         *,
         sharded: bool = False,
         tied: Iterable[nn.Parameter] = (),
@@ -39,6 +41,7 @@ class Replicas:
         self.count, self.sharded = groups.mesh.dp, sharded
         self.bytes = 0.0  # sent since somebody asked
         self._parameters, self._group, self._place = parameters, groups.replicas, groups.at.dp
+        self._device, self._direct = device, groups.direct
         self._owner = _shared_out(parameters, set(tied), self.count if sharded else 1)
 
     @property
@@ -59,6 +62,7 @@ class Replicas:
         """Make every gradient the sum over the replicas; under "shard" it is None where another owns it."""
         if self.count == 1:
             return
+        self._device.wait()  # NCCL wants one group after the other: the messages of the step are through
         used = torch.tensor([p.grad is not None for p in self._parameters], dtype=torch.uint8)
         dist.all_reduce(used, dist.ReduceOp.MAX, group=self._group)
         wanted = [p for p, anywhere in zip(self._parameters, used.tolist(), strict=True) if anywhere]
@@ -98,7 +102,7 @@ class Replicas:
             return
         for dtype in dict.fromkeys(buffer.dtype for buffer in buffers):
             parts = [buffer for buffer in buffers if buffer.dtype == dtype]
-            block = torch.cat([part.reshape(-1) for part in parts])
+            block = self._block(parts)
             self._send("broadcast", block)
             dist.broadcast(block, group=self._group, group_src=0)
             _give_back(block, parts)
@@ -121,7 +125,13 @@ class Replicas:
             owner = self._owner[parameter]
             blocks.setdefault((owner, tensor.dtype), []).append(local(tensor))
         for (owner, _), parts in blocks.items():
-            yield owner, torch.cat([part.reshape(-1) for part in parts]), parts
+            yield owner, self._block(parts), parts
+
+    def _block(self, parts: Sequence[Tensor]) -> Tensor:
+        """All of them in a row, where the group can take them: on the GPU with NCCL, else in the host's memory."""
+        block = torch.cat([part.reshape(-1) for part in parts])
+        found: Tensor = block if self._direct else self._device.take_back(block)
+        return found
 
 
 def _shared_out(parameters: Sequence[nn.Parameter], tied: set[nn.Parameter], owners: int) -> dict[nn.Parameter, int]:

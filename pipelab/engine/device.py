@@ -71,6 +71,14 @@ class Device:
         """After it, torch's random numbers go on as if nothing had been drawn inside."""
         return torch.random.fork_rng(devices=[])
 
+    def random_state(self) -> Any:
+        """Where torch's random numbers are, the CPU's and those of this device, for `go_back_to`."""
+        return torch.get_rng_state()
+
+    def go_back_to(self, random_state: Any) -> None:
+        """Let torch's random numbers go on from there."""
+        torch.set_rng_state(random_state)
+
     def autocast(self, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
         """Inside, torch's autocast computes products in `dtype`; None changes nothing."""
         return nullcontext() if dtype is None else torch.autocast(self.kind, dtype)
@@ -141,6 +149,14 @@ class Cuda(Device):
 
     def random_state_kept(self) -> AbstractContextManager[None]:
         return torch.random.fork_rng(devices=[self.where])
+
+    def random_state(self) -> Any:
+        return super().random_state(), torch.cuda.get_rng_state(self.where)
+
+    def go_back_to(self, random_state: Any) -> None:
+        on_cpu, here = random_state
+        super().go_back_to(on_cpu)
+        torch.cuda.set_rng_state(here, self.where)
 
 
 def device_of(kind: str) -> Device:

@@ -46,12 +46,10 @@ def usual_device(ranks: Ranks) -> str:
     return "cuda" if getattr(ranks, "backend", "") == "nccl" else "cpu"
 
 
-def check_options(options: Options, schedule: Schedule, ranks: Ranks) -> None:
-    """Raise EngineError for a GPU that is not there, or that a mesh cannot use; CostError where pace is for others."""
+def check_options(options: Options, schedule: Schedule) -> None:
+    """Raise EngineError for a GPU that is not there; CostError where pace is for others."""
     if options.device == "cuda" and not torch.cuda.is_available():
         raise EngineError("device='cuda' was asked for, but torch finds no GPU here: leave it out, for the CPU")
-    if options.device == "cuda" and ranks.num_ranks != schedule.num_ranks:
-        raise EngineError("replicas and split layers run on the CPU: leave device='cuda' out, or the mesh")
     if options.pace is not None:
         options.pace.per_stage(schedule.num_stages)
         options.pace.bytes_per_stage(schedule.num_stages)

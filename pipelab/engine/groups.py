@@ -1,39 +1,51 @@
-"""The process groups of a mesh: along each axis the ranks that this one talks to."""
+"""The process groups of a mesh: along each axis the ranks that this one talks to.
+
+On GPUs with NCCL each group has gloo too, for what is not on a GPU. Several groups are then at work at once, each in an
+order of its own, and none can wait for another in a circle: all replicas and slices go through one program. lower()
+has proved an order in which one pipeline can do it, even where every message blocks its sender; in that order all of
+them can do it, step by step, and a collective is a step that they take together.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from pipelab.mesh import Mesh
 from pipelab.ranks import local_state
 
 
 class Groups:
-    """This rank's place in `mesh`, and its group along each axis.
+    """This rank's place in `mesh`, and its group along each axis, for tensors on devices of `kind`.
 
     Within a group a rank's number is its coordinate: in `pipeline` it is the one that schedule and program know.
     """
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, kind: str) -> None:
         self.mesh = mesh
         self.at = mesh.coordinates(dist.get_rank())
-        self.pipeline: Any = dist.group.WORLD
-        self.replicas: Any = None
+        self.direct = kind == "cuda" and "nccl" in str(dist.get_backend_config())  # from GPU to GPU
+        self.pipeline: Any = _mine(mesh, "pp") if mesh.pp < mesh.num_ranks else dist.group.WORLD
+        self.replicas: Any = _mine(mesh, "dp") if mesh.dp > 1 else None
         self.slices: DeviceMesh | None = None  # of every layer, where there are several: the form that DTensor takes
-        if mesh.pp < mesh.num_ranks:
-            whole = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.order)
-            self.pipeline = whole.get_group("pp")
-            self.replicas = whole.get_group("dp") if mesh.dp > 1 else None
-            self.slices = whole["tp"] if mesh.tp > 1 else None
+        if mesh.tp > 1:
+            self.slices = DeviceMesh.from_group(_mine(mesh, "tp"), kind)
+        # of the pipeline again, for messages to later and to earlier ranks
+        self.ways = (_mine(mesh, "pp", "nccl"), _mine(mesh, "pp", "nccl")) if self.direct else None
 
 
-def join(mesh: Mesh) -> Groups:
+def join(mesh: Mesh, kind: str) -> Groups:
     """The groups of `mesh`, made once for all pipelines on the same ranks. All ranks must call it."""
     known = local_state().setdefault("pipelab.engine groups", {})
-    if mesh not in known:
-        known[mesh] = Groups(mesh)
-    groups: Groups = known[mesh]
+    if (mesh, kind) not in known:
+        known[mesh, kind] = Groups(mesh, kind)
+    groups: Groups = known[mesh, kind]
     return groups
+
+
+def _mine(mesh: Mesh, axis: str, backend: str | None = None) -> Any:
+    """This rank's group along `axis`; by default it can do what the group of all ranks can."""
+    groups = [list(group) for group in mesh.groups(axis)]
+    return dist.new_subgroups_by_enumeration(groups, backend=backend)[0]  # type: ignore[no-untyped-call]

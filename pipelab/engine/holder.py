@@ -23,13 +23,14 @@ class Holder:
 
     def __init__(self, recipe: Recipe, device: Device) -> None:
         self._modules = device.take_in(nn.ModuleList(layers for _, layers in recipe.layers.values()))
-        self._groups = groups = join(recipe.mesh)
-        self._slices = Slices(self._modules, recipe.styles, groups.slices)
+        self._groups = groups = join(recipe.mesh, device.kind)
+        self._slices = Slices(self._modules, recipe.styles, groups.slices, device)
         by_name = dict(self._named_parameters())
         self._shared = [Shared(by_name[names[groups.at.pp]], list(names), groups.pipeline) for names in recipe.ties]
         self._replicas = Replicas(
             list(self._modules.parameters()),
             groups,
+            device,
             sharded=recipe.options.data_parallel == "shard",
             tied=[one.parameter for one in self._shared],
         )

@@ -24,25 +24,22 @@ from torch import Tensor
 from pipelab.action import Action
 from pipelab.engine.channel import Channel, Delivery
 from pipelab.engine.device import Device
+from pipelab.engine.groups import Groups
 from pipelab.engine.message import Value, payload_bytes
-from pipelab.ranks import local_state
 
 Works = list[tuple[Any, Tensor]]
 
 
 class NcclChannel(Channel):
-    """A channel whose tensors stay on their devices. Every rank must make one at the same time.
+    """A channel whose tensors stay on their devices: `ways` are groups of the same ranks as `group`.
 
-    With `backend` "gloo" it does the same on CPUs, where nothing is gained by it.
+    With groups of gloo it does the same on CPUs, where nothing is gained by it.
     """
 
-    def __init__(self, num_microbatches: int, device: Device, backend: str = "nccl") -> None:
-        super().__init__(num_microbatches, device=device)
-        groups = local_state().setdefault(("pipelab.engine.nccl", backend), [])
-        if not groups:  # they stay, because NCCL takes a second and memory for each
-            groups += [dist.new_group(backend=backend) for _ in range(2)]
-        self._upward, self._downward = groups  # [5]
-        self._rank = dist.get_rank()
+    def __init__(self, num_microbatches: int, group: Any, ways: tuple[Any, Any], *, device: Device) -> None:
+        super().__init__(num_microbatches, group, device=device)
+        self._upward, self._downward = ways  # [5]
+        self._rank = dist.get_rank(group)
         self._streams: defaultdict[tuple[int, int], Any] = defaultdict(device.new_stream)  # by sender and receiver
         self._coming: defaultdict[int, deque[Action]] = defaultdict(deque)  # by rank, in the order in which it sends
         self._peer: dict[Action, int] = {}
@@ -97,8 +94,8 @@ class NcclChannel(Channel):
                     work.wait()
 
 
-def open_channel(num_microbatches: int, group: Any, device: Device) -> Channel:
+def open_channel(num_microbatches: int, groups: Groups, device: Device) -> Channel:
     """The channel of a rank: by NCCL between GPUs where the ranks have it, else by gloo."""
-    if device.kind == "cuda" and "nccl" in str(dist.get_backend_config()):
-        return NcclChannel(num_microbatches, device)
-    return Channel(num_microbatches, group, device=device)
+    if groups.ways:
+        return NcclChannel(num_microbatches, groups.pipeline, groups.ways, device=device)
+    return Channel(num_microbatches, groups.pipeline, device=device)

@@ -116,7 +116,7 @@ class Pipeline:
             seed=torch.initial_seed() & (2**63 - 1),
         )
         mesh = check_ranks(schedule, ranks, mesh)
-        check_options(options, schedule, ranks)
+        check_options(options, schedule)
         pieces = cut(model, schedule.num_stages, partition)
         ties = find_ties(pieces, schedule.placement)
         styles = resolve(model, tensor_parallel, mesh.tp)

@@ -79,7 +79,7 @@ class Resident(Holder):
             )
             for stage, (first, layers) in recipe.layers.items()
         }
-        channel = open_channel(recipe.num_microbatches, groups.pipeline, self.device)
+        channel = open_channel(recipe.num_microbatches, groups, self.device)
         self._worker = Worker(stages, recipe.sources, channel, self._loss)
         self._worker.device = self.device
         check = options.nan == "raise"

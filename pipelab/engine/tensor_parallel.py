@@ -20,11 +20,13 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from pipelab.engine.device import Device
 from pipelab.errors import EngineError, SizeError
 from pipelab.models import Attention, Block
 
@@ -103,11 +105,14 @@ class Slices:
     Has to be made before anything holds the parameters: split ones are new objects.
     """
 
-    def __init__(self, stages: Iterable[nn.Module], styles: Mapping[str, Style], mesh: DeviceMesh | None) -> None:
+    def __init__(
+        self, stages: Iterable[nn.Module], styles: Mapping[str, Style], mesh: DeviceMesh | None, device: Device
+    ) -> None:
+        self._device = device
         self._order: dict[nn.Parameter, Tensor] = {}  # of the rows, where a matrix holds several
         self.several = mesh is not None
         self._place = 0 if mesh is None else mesh.get_local_rank()
-        self._common: Tensor | None = None  # random numbers of all ranks, while this one draws its own
+        self._common: Any = None  # random numbers of all ranks, while this one draws its own
         if mesh is None:
             return
         for stage in stages:
@@ -137,8 +142,9 @@ class Slices:
     def _draw_apart(self, layer: nn.Module, args: Sequence[Any], output: Any) -> None:
         """Behind a colwise layer every rank has features of its own, and drops others of them than its neighbour."""
         if layer.training and self._common is None:
-            self._common = torch.get_rng_state()
+            self._common = self._device.random_state()
             torch.default_generator.manual_seed(int(torch.randint(2**62, ())) + self._place)
+            self._device.seed()
 
     def _draw_anew(self, layer: nn.Module, args: Sequence[Any]) -> None:
         """Every layer of the whole model begins with random numbers of its own, the same on all ranks of the group."""
@@ -147,7 +153,7 @@ class Slices:
     def _draw_together(self, layer: nn.Module, args: Sequence[Any]) -> None:
         """Behind the rowwise layer all have the same features again, and must drop the same ones."""
         if self._common is not None:
-            torch.set_rng_state(self._common)
+            self._device.go_back_to(self._common)
             self._common = None
 
     def speaks_for(self, parameter: nn.Parameter) -> bool:
@@ -155,14 +161,21 @@ class Slices:
         return self.first or is_slice(parameter)
 
     def whole(self, parameter: nn.Parameter, tensor: Tensor) -> Tensor:
-        """`tensor`, laid out like `parameter`, in one piece, in the model's order. All ranks of the group must ask."""
+        """`tensor`, laid out like `parameter`, in one piece, in the model's order; if split, in the host's memory.
+
+        All ranks of the group must ask.
+        """
         if not isinstance(tensor, DTensor):
             return tensor
-        full: Tensor = tensor.full_tensor()
+        mine: Tensor = self._device.take_back(tensor.to_local()).contiguous()  # to the host, where it is wanted
+        (placement,) = tensor.placements
+        if not isinstance(placement, Shard):
+            return mine
+        parts = [torch.empty_like(mine) for _ in range(tensor.device_mesh.size())]
+        dist.all_gather(parts, mine, group=tensor.device_mesh.get_group())
+        full = torch.cat(parts, placement.dim)
         order = self._order.get(parameter)
-        if order is not None:
-            full = torch.empty_like(full).index_copy_(0, order, full)
-        return full
+        return full if order is None else torch.empty_like(full).index_copy_(0, order, full)
 
     def slice_of(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
         """The opposite: `whole` laid out like `parameter`; as it is where they have not the same shape."""
