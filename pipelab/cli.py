@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from inspect import signature
@@ -11,7 +12,8 @@ from itertools import chain, count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelab import plan_command
+from pipelab import __version__, plan_command
+from pipelab.captions import counted
 from pipelab.costs import Costs
 from pipelab.errors import PipelabError, SizeError, positive_integer
 from pipelab.schedules import SCHEDULES
@@ -27,18 +29,26 @@ _NAMES = {"1f1b": "one_f_one_b", **{name: name for name in SCHEDULES}}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; an error of pipelab's is printed without a traceback."""
+    """Run one command and return its exit code; an error of pipelab's, or of a file, is printed without a traceback."""
     options = _parser().parse_args(arguments)
     try:
         code: int = options.command(options)
-    except PipelabError as error:
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (PipelabError, OSError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
     return code
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pipelab", description="Pipeline parallelism, planned and run.")
+    parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="doctor | plan | run | grade")
 
     doctor = commands.add_parser("doctor", help="what this machine has, and whether two ranks can talk")
@@ -108,6 +118,7 @@ def _run(options: argparse.Namespace) -> int:
     from pipelab.simulate import simulate
 
     digits = data.digits()
+    options.out.mkdir(parents=True, exist_ok=True)  # before it trains, for this may not be possible
     num_ranks = _started_by_torchrun() if options.ranks is None else options.ranks
     with Ranks(num_ranks, backend=options.backend) as ranks:
         schedule = _schedule(options, ranks.num_ranks)
@@ -133,11 +144,10 @@ def _run(options: argparse.Namespace) -> int:
     trace = result.trace
     predicted = simulate(schedule, pace or Costs.from_trace(trace))
     print(f"test accuracy {right:.1%}")
-    share = f"of makespan x {schedule.num_ranks} ranks"
+    share = f"of makespan x {counted(schedule.num_ranks, 'rank')}"
     print(f"bubble {predicted.bubble_fraction:.1%} predicted, {trace.bubble_fraction:.1%} {trace.source}, {share}")
     peaks = ", ".join(f"{peak:g}" for peak in peak_activations(trace))
     print(f"peak activations, in micro-batches of a whole rank, from rank 0: {peaks}")
-    options.out.mkdir(parents=True, exist_ok=True)
     trace.to_chrome(options.out / "trace.json")
     gantt_compare(predicted, trace)[0].figure.savefig(options.out / "gantt.png", dpi=120)  # type: ignore[union-attr]
     print(f"wrote {options.out / 'trace.json'} and {options.out / 'gantt.png'}")

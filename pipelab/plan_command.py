@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelab.errors import SizeError
+from pipelab.errors import SizeError, positive_integer
 
 if TYPE_CHECKING:
     from pipelab.planner import Plan, Transformer
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     )
     axes: dict[str, Any] = {name: getattr(options, name) or None for name in (*_COUNTS, *_WORDS)}
     found = plan(_model(options), hardware, batch=options.batch, max_bubble=options.max_bubble, **axes)
-    print(found.report(options.top))
+    print(found.report(positive_integer("--top", options.top)))
     if options.why:
         print(*found.rejected, sep="\n")
     if options.picture and len(found):

@@ -46,6 +46,38 @@ def test_run_under_torchrun_uses_its_processes(tmp_path):
     assert (tmp_path / "gantt.png").exists()
 
 
+def test_a_reader_who_has_seen_enough_ends_it_without_a_word(tmp_path):
+    # `plan --list | head -1` ended in a traceback
+    command = f"{sys.executable} -m pipelab plan --list | head -1"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent), "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.stdout.startswith("gpt3-175b")
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["run", "--ranks", "1", "--out", "taken"], ["plan", "megatron-1.7b", "--top", "1", "--picture", "no/where.png"]],
+)
+def test_a_place_that_cannot_be_written_is_one_line(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("taken").write_text("a file")
+    assert main(arguments) == 1
+    said = capsys.readouterr()
+    assert arguments[-1] in said.err
+    assert "Traceback" not in said.err
+    assert "step" not in said.out or arguments[0] == "plan"  # nothing was trained in vain
+
+
+def test_ctrl_c_ends_it_without_a_traceback(monkeypatch, capsys):
+    def stop(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pipelab.plan_command.run", stop)
+    assert main(["plan", "--list"]) == 130
+    assert capsys.readouterr().err == "stopped\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
