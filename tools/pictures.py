@@ -1,11 +1,15 @@
-"""Writes the README's picture from the README's own code: `python tools/pictures.py`."""
+"""Writes the README's picture from the README's own code: `python -m tools.pictures`, on a machine that is quiet."""
 
 from __future__ import annotations
 
 import re
+from base64 import b64decode, b64encode
+from io import BytesIO
 from pathlib import Path
 
 import matplotlib
+
+from tools.book import small_png
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "pictures" / "one_f_one_b.png"
@@ -22,8 +26,9 @@ def draw() -> None:
     from matplotlib import pyplot
 
     exec(code_blocks((ROOT / "README.md").read_text())[0], {})
-    PICTURE.parent.mkdir(parents=True, exist_ok=True)
-    pyplot.gcf().savefig(PICTURE, dpi=100, metadata={"Software": None})
+    file = BytesIO()
+    pyplot.gcf().savefig(file, dpi=200, bbox_inches="tight")
+    PICTURE.write_bytes(b64decode(small_png(b64encode(file.getvalue()).decode())))
 
 
 if __name__ == "__main__":
