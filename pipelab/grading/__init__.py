@@ -6,8 +6,18 @@ handed_in.py a student's notebook with the master's checks in it, whatever was d
 grade.py     run it, and say what it is worth
 """
 
-from pipelab.grading.expect import expect, expect_entries, expect_list, expect_tensor
+from pipelab.grading.expect import check, expect, expect_entries, expect_list, expect_tensor
 from pipelab.grading.grade import Grade, Mark, grade
 from pipelab.grading.markers import AssignmentError
 
-__all__ = ["AssignmentError", "Grade", "Mark", "expect", "expect_entries", "expect_list", "expect_tensor", "grade"]
+__all__ = [
+    "AssignmentError",
+    "Grade",
+    "Mark",
+    "check",
+    "expect",
+    "expect_entries",
+    "expect_list",
+    "expect_tensor",
+    "grade",
+]

@@ -1,21 +1,52 @@
 """What check cells say about an answer: has it the form that was asked for, is it right, and if not, why not?
 
+check           a function of a check cell, whose message Jupyter shows alone
 expect          a number
 expect_tensor   a tensor
 expect_list     several things, in order
 expect_entries  a dictionary
 
-Each raises AssertionError with a message for the student, which holds what was found and never what is right. In
-Jupyter the frames of this file are left out of the traceback.
+All but the first raise AssertionError with a message for the student, which holds what was found and never what is
+right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from math import isclose, isnan
-from typing import Any
+from pathlib import Path
+from traceback import walk_tb
+from typing import Any, ParamSpec
 
+from pipelab.errors import PipelabError
+
+P = ParamSpec("P")
+_PACKAGE = str(Path(__file__).parents[1])
 _NOTHING = "is None. Does the function return its result, or only print it?"
+
+
+def check(function: Callable[P, None]) -> Callable[P, None]:
+    """A decorator of what a check cell calls: Jupyter shows what it says, without the traceback.
+
+    That would show the check, with every other wrong answer that it knows. An error that came out of the student's code
+    keeps its traceback, unless it is that of an exercise which is not solved yet. Jupyter asks an exception for
+    `_render_traceback_` before it draws one.
+    """
+
+    @wraps(function)
+    def shown(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            function(*args, **kwargs)
+        except (AssertionError, NotImplementedError, PipelabError) as error:
+            files = {frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)}
+            students = [file for file in files - {function.__code__.co_filename} if not file.startswith(_PACKAGE)]
+            if isinstance(error, NotImplementedError) or not students:
+                message = f"Not yet: {error}"
+                error._render_traceback_ = lambda: [message]  # type: ignore[union-attr]
+            raise
+
+    return shown
 
 
 def expect(what: str, found: Any, right: Any, slips: Mapping[Any, str] | None = None, *, within: float = 1e-9) -> None:
@@ -24,7 +55,6 @@ def expect(what: str, found: Any, right: Any, slips: Mapping[Any, str] | None = 
     `what` names the number in the message. `slips` says what a wrong number gives away: they are known wrong ways to
     it. The message holds what was found and never what is right.
     """
-    __tracebackhide__ = True
     if found is None:
         raise AssertionError(f"{what} {_NOTHING}")
     try:
@@ -46,7 +76,6 @@ def expect_tensor(what: str, found: Any, right: Any, slips: Mapping[str, Any] | 
 
     `slips` has known wrong tensors by the sentence that says what each gives away; tensors have no equal keys.
     """
-    __tracebackhide__ = True
     if found is None or not isinstance(found, type(right)):
         raise AssertionError(f"{what} {_NOTHING}" if found is None else f"{what} should be a tensor, got {found!r:.60}")
     if found.shape != right.shape:
@@ -64,7 +93,6 @@ def expect_tensor(what: str, found: Any, right: Any, slips: Mapping[str, Any] | 
 
 def expect_list(what: str, found: Any, count: int | None = None) -> list[Any]:
     """`found` as a list; raises AssertionError where it is none, or has not `count` entries."""
-    __tracebackhide__ = True
     if found is None:
         raise AssertionError(f"{what} {_NOTHING}")
     if not isinstance(found, Iterable) or isinstance(found, (str, Mapping)):
@@ -77,7 +105,6 @@ def expect_list(what: str, found: Any, count: int | None = None) -> list[Any]:
 
 def expect_entries(what: str, found: Any, *names: str) -> None:
     """Raise AssertionError unless `found` is a dictionary that has the entries `names`."""
-    __tracebackhide__ = True
     if found is None:
         raise AssertionError(f"{what} {_NOTHING}")
     if not isinstance(found, Mapping):

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from pipelab.grading import expect, expect_entries, expect_list, expect_tensor
+import pipelab as pl
+from pipelab.grading import check, expect, expect_entries, expect_list, expect_tensor
 
 RIGHT = torch.tensor([1.0, 2.0])
 
@@ -72,3 +73,44 @@ def test_expect_entries_names_those_that_are_missing() -> None:
         expect_entries("it", {"a": 1}, "c", "a", "b")
     with pytest.raises(AssertionError, match=r"it should be a dictionary, got \[\]"):
         expect_entries("it", [], "a")
+
+
+def shown(answer: str) -> str:
+    """What a notebook shows of the error when `answer` is checked, without the frames that IPython would draw."""
+    names: dict[str, Any] = {"check": check, "expect": expect}
+    exec(compile(answer, "answer", "exec"), names)
+    exec(
+        compile(
+            "@check\ndef check_it():\n    assert answer() < 9, 'it is too large'\n    expect('it', answer(), 2)",
+            "check",
+            "exec",
+        ),
+        names,
+    )
+    with pytest.raises((AssertionError, NotImplementedError, pl.PipelabError)) as caught:
+        names["check_it"]()
+    drawn = getattr(caught.value, "_render_traceback_", lambda: ["a traceback"])()
+    return "\n".join(drawn)
+
+
+def test_check_shows_what_it_says_and_not_how_it_came_to_it() -> None:
+    assert shown("def answer():\n    return 3") == "Not yet: it is not 3: that is too large"
+    assert shown("def answer():\n    return 9") == "Not yet: it is too large"
+
+
+def test_check_shows_what_pipelab_says_of_an_answer_that_cannot_run() -> None:
+    with pytest.raises(pl.ScheduleError) as caught:
+        check(lambda: pl.validate(pl.Schedule.from_text("0B0 0F0")))()
+    (drawn,) = caught.value._render_traceback_()  # type: ignore[attr-defined]
+    assert drawn == f"Not yet: {caught.value}"
+
+
+def test_check_shows_that_nothing_is_solved_yet() -> None:
+    assert (
+        shown("def answer():\n    raise NotImplementedError('it is not solved yet')") == "Not yet: it is not solved yet"
+    )
+
+
+def test_check_shows_where_the_students_own_assertion_failed() -> None:
+    assert shown("def answer():\n    assert False") == "a traceback"
+    assert shown("import pipelab as pl\ndef answer():\n    return pl.gpipe(0, 1)") == "a traceback"
