@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
+_KEPT = 16  # answers
 _offset_s = 0.0
 
 
@@ -21,8 +22,8 @@ def now() -> float:
 class Follower:
     """Sets `now` by the answers of rank 0."""
 
-    def __init__(self, keep: int = 16) -> None:
-        self._answers: deque[tuple[float, float]] = deque(maxlen=keep)  # [2]
+    def __init__(self) -> None:
+        self._answers: deque[tuple[float, float]] = deque(maxlen=_KEPT)  # [2]
 
     def heard(self, asked: float, there: float, answered: float) -> None:
         """`asked` and `answered` in seconds of this machine's monotonic clock, `there` of rank 0's."""
