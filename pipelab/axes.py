@@ -17,6 +17,7 @@ from pipelab.action import Kind
 from pipelab.captions import time_unit
 from pipelab.trace import Trace
 
+HALF = 0.42  # of a bar's height, in rows
 _WIDTH_IN, _DPI = 10.0, 100
 _LEFT_IN, _RIGHT_IN, _TOP_IN, _BOTTOM_IN = 0.72, 0.62, 0.5, 0.95  # around the bars; the top once more between two axes
 _HIGH_IN = 8.0  # of many rows, so that they fit on a screen

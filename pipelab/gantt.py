@@ -17,13 +17,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from pipelab import palette
-from pipelab.axes import Axes, at_the_right, frame, legend_of, new_axes, titles
+from pipelab.axes import HALF, Axes, at_the_right, frame, legend_of, new_axes, titles
 from pipelab.captions import drawable, headline, shares, unit_of
 from pipelab.dependencies import needs
 from pipelab.errors import CostError, SizeError
 from pipelab.trace import Span, Trace
 
-_HALF = 0.42  # half a bar's height, in rows
 _FONTS = (9.0, 8.0, 7.0, 6.0)  # points; a number that does not fit in the last is left out
 _MOST_BARS = 10_000  # more than 10 inches at 100 dpi can tell apart; a cell should not wait seconds for a picture
 
@@ -162,10 +161,10 @@ def _boxes(trace: Trace, boxes: Iterable[_Box], **style: Any) -> PolyCollection:
     zero = trace.start
     corners = [
         [
-            (start - zero, row - _HALF),
-            (end - zero, row - _HALF),
-            (end - zero, row + _HALF),
-            (start - zero, row + _HALF),
+            (start - zero, row - HALF),
+            (end - zero, row - HALF),
+            (end - zero, row + HALF),
+            (start - zero, row + HALF),
         ]
         for row, start, end in boxes
     ]
@@ -183,7 +182,7 @@ def _numbers(ax: Axes, trace: Trace, longest: float, lit: int | None) -> None:
 
     def fits(width: float, size: float) -> bool:
         pixels = size * ax.figure.dpi / 72
-        return width > 0.66 * pixels * digits + 2 and row_pixels * 2 * _HALF > pixels
+        return width > 0.66 * pixels * digits + 2 and row_pixels * 2 * HALF > pixels
 
     sizes = [f for f in _FONTS if sum(fits(w, f) for w in widths) > len(widths) / 2] or _FONTS[-1:]
     of_stage = palette.stage_colours(trace.schedule)

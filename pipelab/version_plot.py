@@ -7,7 +7,7 @@ from typing import Any
 
 from pipelab import palette
 from pipelab.action import Action, Kind
-from pipelab.axes import Axes, at_the_right, frame, legend_below, name_rows, new_axes, titles
+from pipelab.axes import HALF, Axes, at_the_right, frame, legend_below, name_rows, new_axes, titles
 from pipelab.captions import drawable, unit_of
 from pipelab.errors import ScheduleError
 from pipelab.schedule import Schedule
@@ -85,7 +85,7 @@ def version_map(schedule: Schedule, rule: str = "stashing", ax: Axes | None = No
 
 
 def _bar(ax: Axes, trace: Trace, span: Span, **style: Any) -> Any:
-    return ax.broken_barh([(span.start - trace.start, span.duration)], (span.rank - 0.42, 0.84), **style)
+    return ax.broken_barh([(span.start - trace.start, span.duration)], (span.rank - HALF, 2 * HALF), **style)
 
 
 def _width_pt(ax: Axes) -> float:

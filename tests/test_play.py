@@ -21,8 +21,7 @@ from pipelab.simulate import simulate
 from pipelab.trace import Trace
 from pipelab.widgets import Player, play
 from pipelab.widgets.play_model import Film, Kept
-from pipelab.widgets.play_svg import cursor_svg, ranks_svg
-from pipelab.widgets.reel import reel
+from pipelab.widgets.play_svg import cursor_svg, ranks_svg, reel
 from pipelab.widgets.svg import Grid, styles
 
 SVG = "{http://www.w3.org/2000/svg}"

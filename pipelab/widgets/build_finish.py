@@ -9,9 +9,8 @@ from heapq import heappop, heappush
 from pipelab.action import Action, Kind
 from pipelab.costs import Link
 from pipelab.errors import ScheduleError
-from pipelab.widgets.build_model import Board, Task
+from pipelab.widgets.build_model import HAIR, Board, Task
 
-_HAIR = 1e-9
 _BACK_FIRST = {Kind.B: 0, Kind.I: 0, Kind.F: 1, Kind.W: 2}
 Liking = tuple[float, ...]  # the smallest is placed; none for a move that the rule forbids
 Rule = Callable[["_Finish", Action], "Liking | None"]
@@ -106,7 +105,7 @@ class _Finish:
             if microbatches:
                 action = Action(stage, kind, microbatches[0])
                 more = self.kept[self.task.rank_of(action)] + 1 / self.task.stages_per_rank
-                if kind is not Kind.F or limit is None or more <= limit + _HAIR:
+                if kind is not Kind.F or limit is None or more <= limit + HAIR:
                     yield action
 
     def start(self, action: Action) -> float:

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pipelab.costs import Costs
 from pipelab.errors import SizeError
 from pipelab.trace import Trace
-from pipelab.widgets.build_model import Board, Task
-
-_HAIR = 1e-9
+from pipelab.widgets.build_model import HAIR, Board, Task
 
 
 @dataclass(frozen=True)
@@ -34,8 +32,8 @@ class Level:
 
     def reached(self, trace: Trace) -> bool:
         """Whether `trace`, of a finished board of this task, is good enough."""
-        in_time = self.makespan is None or trace.makespan <= self.makespan + _HAIR
-        return in_time and (self.span is None or trace.longest_rank_span <= self.span + _HAIR)
+        in_time = self.makespan is None or trace.makespan <= self.makespan + HAIR
+        return in_time and (self.span is None or trace.longest_rank_span <= self.span + HAIR)
 
     def verdict(self, board: Board) -> str:
         """What a finished board of this task is worth, in a sentence."""

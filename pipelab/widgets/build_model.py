@@ -20,7 +20,7 @@ from pipelab.schedule import Schedule
 from pipelab.simulate import simulate
 from pipelab.trace import Trace
 
-_HAIR = 1e-9
+HAIR = 1e-9  # by which sums of times and of parts may be off
 _MOVE = re.compile(r"\d{1,6}[FBIWU]\d{1,6}", re.IGNORECASE | re.ASCII)
 
 
@@ -162,7 +162,7 @@ class Board:
         row = self.trace.by_rank[self.task.rank_of(action)]
         waited = row[-1].start - (row[-2].end if len(row) > 1 else self.trace.start)
         sentence = f"{action} runs on rank {row[-1].rank} from {row[-1].start:.4g} to {row[-1].end:.4g}"
-        if waited > _HAIR:
+        if waited > HAIR:
             sentence += f"; before it the rank waits for {waited:.4g}"
         if self.complete:
             return f"{sentence}. Everything is placed."
@@ -192,7 +192,7 @@ class Board:
         if missing:
             return f"{action} needs {self._described(action, missing[0])}, which is not placed yet"
         limit, more = task.memory_limit, 1 / task.stages_per_rank
-        if kind is Kind.F and limit is not None and self.kept(here) + more > limit + _HAIR:
+        if kind is Kind.F and limit is not None and self.kept(here) + more > limit + HAIR:
             return (
                 f"{action} would make rank {here} keep {self.kept(here) + more:.4g} micro-batches, "
                 f"but the memory limit is {limit:.4g}"

@@ -14,9 +14,7 @@ from pipelab.schedule import Schedule
 from pipelab.schedules import SCHEDULES, search
 from pipelab.simulate import simulate
 from pipelab.trace import Trace
-from pipelab.widgets.build_model import Board, Task
-
-_HAIR = 1e-9
+from pipelab.widgets.build_model import HAIR, Board, Task
 
 
 def recognised(schedule: Schedule) -> tuple[str, ...]:
@@ -55,7 +53,7 @@ def best_known(task: Task) -> Trace:
         if (plan.placement, plan.splits_backward) == (found.placement, found.splits_backward) and not plan.has_updates:
             plans.append(plan)
     traces = [simulate(plan, task.costs) for plan in plans]
-    within = [trace for trace in traces if max(peak_activations(trace)) <= limit + _HAIR]
+    within = [trace for trace in traces if max(peak_activations(trace)) <= limit + HAIR]
     return min(within, key=lambda trace: (round(trace.makespan, 9), max(peak_activations(trace))))
 
 
@@ -72,9 +70,9 @@ def score(board: Board) -> tuple[str, ...]:
     mine, theirs = max(peak_activations(trace)), max(peak_activations(best))
     worse = trace.makespan / best.makespan - 1
     against = "as short as the best that is known"
-    if worse > _HAIR:
+    if worse > HAIR:
         against = f"{100 * worse:.3g} % longer than the best that is known, {best.makespan:.4g}"
-    elif worse < -_HAIR:
+    elif worse < -HAIR:
         against = f"shorter than the best that the search knows, {best.makespan:.4g}"
     bubbles = [f"{100 * one.bubble_fraction:.1f} %" for one in (trace, best)]
     return (

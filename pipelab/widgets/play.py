@@ -12,8 +12,7 @@ import ipywidgets as W
 from pipelab.captions import headline
 from pipelab.trace import Trace
 from pipelab.widgets.play_model import Film, Moment
-from pipelab.widgets.play_svg import NO_MOUSE, cursor_svg, ranks_svg
-from pipelab.widgets.reel import reel
+from pipelab.widgets.play_svg import NO_MOUSE, cursor_svg, ranks_svg, reel
 from pipelab.widgets.stored import Stored
 from pipelab.widgets.svg import Grid, gantt_svg, styles
 

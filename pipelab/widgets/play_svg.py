@@ -1,7 +1,9 @@
-"""The two moving pictures of the player: what lies over the Gantt, and the ranks with what they hold."""
+"""The two moving pictures of the player: what lies over the Gantt, and the ranks with what they hold; and how several
+of them become a reel that the browser shows by itself, so that a film does not wait for the kernel."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from pipelab import palette
@@ -100,3 +102,22 @@ def _message(message: Message, x: float, colours: dict[tuple[int, Kind], tuple[s
         f'<title>{title}</title></circle><text x="{x:.1f}" y="{y + 4}" font-size="10" text-anchor="middle" '
         f'fill="{ink}" pointer-events="none">{message.action.microbatch}</text>'
     )
+
+
+_SHOWN = "<style>@keyframes pl-shown {from, to {visibility: visible}}</style>"
+
+
+def reel(pictures: Sequence[str], frame_ms: float) -> str:
+    """HTML that shows every one of `pictures`, which are HTML of one size, for `frame_ms` milliseconds.
+
+    The first is seen at once, the last one stays. What is not seen is hidden from screen readers and the mouse too.
+    """
+    if len(pictures) == 1:
+        return pictures[0]
+    last = len(pictures) - 1
+    frames = (
+        f'<div style="grid-area: 1 / 1; visibility: hidden; animation: pl-shown {frame_ms:g}ms {n * frame_ms:g}ms'
+        f'{" forwards" if n == last else ""}">{picture}</div>'
+        for n, picture in enumerate(pictures)
+    )
+    return f'{_SHOWN}<div style="display: grid">{"".join(frames)}</div>'

@@ -66,7 +66,6 @@ def gantt_svg(
     trace: Trace,
     *,
     unit: str | None = None,
-    title: str | None = None,
     pattern: str = "pl-idle",
     until: float = 0.0,
     mark: float | None = None,
@@ -78,7 +77,7 @@ def gantt_svg(
     takes the hatching of others with it. Raises CostError where the trace is empty or takes no time.
     """
     unit = unit or unit_of(trace)
-    numbers, name = shares(trace, unit), title or headline(trace)
+    numbers, name = shares(trace, unit), headline(trace)
     grid = Grid.of(trace, until)
     room = WIDTH - _LEFT - _RIGHT - 6.3 * len(numbers) - 12  # for the name, by the usual width of the numbers' letters
     squeezed = f' textLength="{room:.0f}" lengthAdjust="spacingAndGlyphs"' if 7.8 * len(name) > room else ""
