@@ -480,6 +480,100 @@ def test_mesh_has_the_running_statistics_of_one_replica_everywhere(ranks_of: Ran
     assert first[0].abs().max() > 0
 
 
+def test_mesh_has_the_statistics_of_the_whole_batch(ranks_of: RanksOf) -> None:
+    """With batchnorm="minibatch", of a batch that no replica divides; every micro-batch has its own in the forward."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.BatchNorm1d(6)).double()
+    inputs, targets = torch.randn(2, 33, 6).double()
+    with pl.Pipeline(
+        copy.deepcopy(plain),
+        pl.gpipe(2, 4),
+        mesh=pl.Mesh(dp=2, pp=2),
+        batchnorm="minibatch",
+        loss_fn=F.mse_loss,
+        ranks=ranks_of(4),
+        partition=[2, 2],
+    ) as pipe:
+        pipe.step(inputs, targets)
+        plain_training.step(plain, inputs, targets, F.mse_loss, pl.naive(1, 8), batchnorm="minibatch")
+        assert largest_difference(pipe.gradients(), gradients(plain)) < EQUAL
+        assert largest_difference(pipe.state_dict(), plain.state_dict()) < EQUAL
+
+
+def two_buffered(num_ranks: int, num_microbatches: int) -> pl.Schedule:
+    return pl.pipedream_2bw(num_ranks, num_microbatches, 2)
+
+
+def in_two_updates(num_ranks: int, num_microbatches: int) -> pl.Schedule:
+    return pl.with_updates(pl.one_f_one_b(num_ranks, num_microbatches // 2), 2)
+
+
+def check_asynchronous(
+    schedule: pl.Schedule, rule: str, shape: tuple[int, int, int], ranks_of: RanksOf, **options: Any
+) -> None:
+    """Against a replay in one process, whose micro-batch k is that of all replicas."""
+    mesh, count = pl.Mesh(*shape), schedule.num_microbatches
+
+    def dealt(rows: Tensor) -> Tensor:
+        parts = [replica.tensor_split(count) for replica in rows.tensor_split(mesh.dp)]
+        return torch.cat([replica[k] for k in range(count) for replica in parts])
+
+    plain, stream = model(), batches(17, 16)
+    with pl.Pipeline(
+        model(),
+        schedule,
+        mesh=mesh,
+        weights=rule,
+        loss_fn=next_token_loss,
+        optimizer=adam,
+        ranks=ranks_of(mesh.num_ranks),
+        **options,
+    ) as pipe:
+        results = [pipe.step(*batch) for batch in stream]
+        state = pipe.state_dict()
+    replayed = [(dealt(inputs), dealt(targets)) for inputs, targets in stream]
+    losses = pl.replay(plain, schedule, replayed, loss_fn=next_token_loss, optimizer=adam, rule=rule)
+    assert [result.loss for result in results] == pytest.approx(losses, rel=EQUAL)
+    assert largest_difference(state, plain.state_dict()) < 1e-7
+    assert all(result.versions == pl.weight_versions(schedule, rule) for result in results)
+
+
+ASYNCHRONOUS = {
+    "stashing": (pl.pipedream, "stashing"),
+    "vertical sync": (pl.pipedream, "vertical_sync"),
+    "no stashing": (pl.pipedream, "latest"),
+    "2BW": (two_buffered, "two_buffered"),
+    "a stream": (in_two_updates, "stashing"),
+}
+
+
+@pytest.mark.parametrize(
+    ("run", "shape", "data_parallel"),
+    [
+        ("stashing", (2, 2, 2), "replicate"),
+        ("vertical sync", (2, 2, 1), "shard"),
+        ("no stashing", (1, 2, 2), "replicate"),
+        ("2BW", (2, 2, 1), "replicate"),
+        ("a stream", (2, 2, 1), "shard"),
+    ],
+)
+def test_mesh_updates_on_the_way(run: str, shape: tuple[int, int, int], data_parallel: str, ranks_of: RanksOf) -> None:
+    build, rule = ASYNCHRONOUS[run]
+    check_asynchronous(build(2, 4), rule, shape, ranks_of, data_parallel=data_parallel)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("data_parallel", ["replicate", "shard"])
+@pytest.mark.parametrize("remat", ["none", "layer", "stage"])
+@pytest.mark.parametrize("run", [run for run in ASYNCHRONOUS if run != "no stashing"])
+def test_mesh_updates_on_the_way_by_every_rule(
+    run: str, shape: tuple[int, int, int], data_parallel: str, remat: str, ranks_of: RanksOf
+) -> None:
+    build, rule = ASYNCHRONOUS[run]
+    check_asynchronous(build(2, 4), rule, shape, ranks_of, data_parallel=data_parallel, remat=remat)
+
+
 def test_mesh_keeps_a_trace_of_every_pipeline(ranks_of: RanksOf) -> None:
     with pl.Pipeline(
         model(), pl.zb_h1(2, 4), mesh=pl.Mesh(2, 2, 2), loss_fn=next_token_loss, ranks=ranks_of(8)
@@ -540,7 +634,6 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         EngineError,
         "1.expand is named twice, the second time by '1.*'",
     ),
-    "statistics of a whole batch": ({"batchnorm": "minibatch", "mesh": pl.Mesh(2, 2)}, EngineError, "one replica only"),
 }
 
 
@@ -576,18 +669,6 @@ def test_mesh_refuses_sizes_that_ranks_cannot_share(ranks_of: RanksOf) -> None:
     tied[1].up.weight = tied[0].up.weight
     with pytest.raises(EngineError, match=r"0.up.weight and 1.up.weight are one parameter, which tensor_parallel"):
         build(tied, 4, tensor_parallel=WIDE)
-
-
-def test_mesh_refuses_updates_on_the_way(ranks_of: RanksOf) -> None:
-    with pytest.raises(EngineError, match=r"'pipedream' updates weights on the way \(U\)"):
-        pl.Pipeline(
-            model(),
-            pl.pipedream(2, 4),
-            mesh=pl.Mesh(dp=2, pp=2),
-            loss_fn=next_token_loss,
-            optimizer=adam,
-            ranks=ranks_of(4),
-        )
 
 
 def test_mesh_refuses_fewer_samples_than_micro_batches(ranks_of: RanksOf) -> None:

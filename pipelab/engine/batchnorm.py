@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from pipelab.engine.data_parallel import Replicas
 from pipelab.errors import EngineError
 
 
@@ -52,6 +53,15 @@ class Tally(nn.Module):
         self.mean += difference * (count / self.count)
         self.deviations += variance * count + difference.square() * (before * count / self.count)
 
+    @torch.no_grad()
+    def merge(self, replicas: Replicas) -> None:
+        """Take in what this layer was given on the other replicas. All of them must call it."""
+        found = replicas.total(torch.cat([self.calls[None], self.count[None], self.count * self.mean]))
+        mean = found[2:] / found[1].clamp(min=1)
+        self.deviations.copy_(replicas.total(self.deviations + self.count * (self.mean - mean).square()))
+        for buffer, value in ((self.calls, found[0]), (self.count, found[1]), (self.mean, mean)):
+            buffer.copy_(value)
+
     def clear(self) -> None:
         """Begin anew."""
         for buffer in self.buffers():
@@ -75,8 +85,11 @@ class MinibatchStatistics:
             layer.track_running_stats = False  # [2]
 
     @torch.no_grad()
-    def finish(self) -> None:
-        """The step is over. Raises EngineError for a layer used twice, whose samples would be taken for one batch."""
+    def finish(self, replicas: Replicas) -> None:
+        """The step is over, on all replicas.
+
+        Raises EngineError for a layer used twice, whose samples would be taken for one batch.
+        """
         for layer in self._layers:
             tally = layer.tally
             layer.track_running_stats = True
@@ -86,6 +99,8 @@ class MinibatchStatistics:
                     f"for {self._num_microbatches} micro-batches, and every use has a mini-batch of its own: give "
                     "each use a layer of its own, or take batchnorm='microbatch'"
                 )
+            if replicas.count > 1:
+                tally.merge(replicas)
             if tally.calls:
                 layer.num_batches_tracked += 1
                 share = 1 / layer.num_batches_tracked if layer.momentum is None else layer.momentum

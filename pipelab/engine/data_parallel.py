@@ -4,9 +4,9 @@
     replica 1   g ──┴─► sum of all        "shard": each parameter has one owner, who alone has the sum and the
                                           optimizer's state for it, and sends the new value to the others            [2]
 
-The sum is taken after the last backward, of whatever schedule, so it does not matter in how many pieces a backward
-came. "shard" is stage 1 of ZeRO (Rajbhandari et al. 2020), with whole parameters: right for any optimizer. Both send
-the same: reduce and broadcast are the two halves of an all-reduce.
+The sum is taken after the last backward of a step, or before an update on the way (U), so it does not matter in how
+many pieces a backward came. "shard" is stage 1 of ZeRO (Rajbhandari et al. 2020), with whole parameters: right for any
+optimizer. Both send the same: reduce and broadcast are the two halves of an all-reduce.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Replicas:
         """Make every gradient the sum over the replicas; under "shard" it is None where another owns it."""
         if self.count == 1:
             return
-        self._device.wait()  # NCCL wants one group after the other: the messages of the step are through
+        self._device.wait()  # NCCL wants one group after the other: all messages so far are through
         used = torch.tensor([p.grad is not None for p in self._parameters], dtype=torch.uint8)
         dist.all_reduce(used, dist.ReduceOp.MAX, group=self._group)
         wanted = [p for p, anywhere in zip(self._parameters, used.tolist(), strict=True) if anywhere]
@@ -93,6 +93,14 @@ class Replicas:
             self._send("broadcast", block)
             dist.broadcast(block, group=self._group, group_src=owner)
             _give_back(block, parts)
+
+    def total(self, numbers: Tensor) -> Tensor:
+        """The sum over the replicas of what each of them gives."""
+        if self.count == 1:
+            return numbers
+        found = numbers.clone() if self._direct else self._device.take_back(numbers).clone()
+        dist.all_reduce(found, group=self._group)
+        return found.to(numbers.device)
 
     @torch.no_grad()
     def share_buffers(self, modules: nn.Module) -> None:

@@ -55,17 +55,9 @@ def check_options(options: Options, schedule: Schedule) -> None:
         options.pace.bytes_per_stage(schedule.num_stages)
 
 
-def check_mesh(
-    mesh: Mesh, options: Options, schedule: Schedule, ties: Sequence[Tie], split: Mapping[str, object]
-) -> None:
+def check_mesh(mesh: Mesh, ties: Sequence[Tie], split: Mapping[str, object]) -> None:
     """Raise EngineError, with all reasons, for what a mesh cannot do; `split` are the names of split layers."""
     reasons = []
-    if mesh.num_ranks > mesh.pp and schedule.has_updates:
-        reasons.append(
-            f"schedule {schedule.name!r} updates weights on the way (U), where replicas and slices do not meet"
-        )
-    if mesh.dp > 1 and options.batchnorm == "minibatch":
-        reasons.append("batchnorm='minibatch' knows the samples of one replica only: take batchnorm='microbatch'")
     for tie in ties:
         if any(name.rpartition(".")[0] in split for name in tie.names):
             reasons.append(f"{' and '.join(tie.names)} are one parameter, which tensor_parallel cannot split")

@@ -50,7 +50,8 @@ class Pipeline:
     - `pace`: costs in seconds that make the ranks emulated accelerators, with `clock` "anchored" or "plain" (see
       `pipelab.engine.pace`).
     - `batchnorm`: every micro-batch is normalised by its own statistics; the running ones are updated by each
-      "microbatch", or once a step by the whole "minibatch", as in a run that is not split. Replicas take those of dp 0.
+      "microbatch", where replicas take those of dp 0, or once a step by the whole "minibatch", as in a run that is not
+      split.
     - `max_norm`: the largest norm that all gradients together may have; longer ones are scaled down.
     - `precision`: "fp32", or "bf16" for torch's autocast in every forward: products, and what is sent, in bfloat16;
       on GPUs also "fp16", where a step whose gradients overflow is `skipped` and the next one has half the loss scale.
@@ -64,8 +65,9 @@ class Pipeline:
     - `measure_memory`: a step tells its peak, and what is held after every action; it costs a tenth of its time.
 
     A schedule with updates (U) has a stream of micro-batches for a step: each update takes the mean over its
-    micro-batches, on each rank when the schedule says so, and nobody waits. Between two steps the pipeline drains. What
-    is not finite ends the pipeline then, unless it is ignored, because earlier updates cannot be taken back.
+    micro-batches, on each rank when the schedule says so, and nobody waits but replicas of a rank for each other.
+    Between two steps the pipeline drains. What is not finite ends the pipeline then, unless it is ignored, because
+    earlier updates cannot be taken back.
 
     A parameter that layers on several ranks share has the sum of their gradients, and stays the same on all of them.
     Dropout depends on `torch.initial_seed()`, step, layer and micro-batch, counted through all replicas: it is the same
@@ -120,7 +122,7 @@ class Pipeline:
         pieces = cut(model, schedule.num_stages, partition)
         ties = find_ties(pieces, schedule.placement)
         styles = resolve(model, tensor_parallel, mesh.tp)
-        check_mesh(mesh, options, schedule, ties, styles)
+        check_mesh(mesh, ties, styles)
         check_updates(options, schedule, ties)
         if batchnorm == "minibatch":
             check_layers(model)

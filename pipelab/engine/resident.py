@@ -120,7 +120,7 @@ class Resident(Holder):
         self._forget_batch()
         doing("the update")
         if self._statistics:
-            self._statistics.finish()
+            self._statistics.finish(self._replicas)
         self._replicas.share_buffers(self._modules)
         loss = self._loss.part if self._loss else None
         norm = None
@@ -151,9 +151,10 @@ class Resident(Holder):
         """For each micro-batch its share of the samples of the update that takes it, where there are such."""
         if not self._recipe.groups:
             return None
-        found = list(shares)
-        for group in self._recipe.groups:
-            whole = math.fsum(shares[microbatch] for microbatch in group)
+        groups, found = self._recipe.groups, list(shares)
+        mine = [math.fsum(shares[microbatch] for microbatch in group) for group in groups]
+        wholes = self._replicas.total(torch.tensor(mine, dtype=torch.float64)).tolist()
+        for group, whole in zip(groups, wholes, strict=True):
             for microbatch in group:
                 found[microbatch] = shares[microbatch] / whole
         return found

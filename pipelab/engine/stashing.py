@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from pipelab.action import Action, Kind
+from pipelab.engine.tensor_parallel import local
 from pipelab.engine.update import Update
 from pipelab.errors import EngineError
 
@@ -63,15 +64,21 @@ class Stash:
             del self._kept[version]
 
     def make(self, action: Action) -> None:
-        """U: the optimizer makes the next version from the newest one and the gradients since the last update."""
+        """U: the optimizer makes the next version from the newest one and the gradients since the last update.
+
+        With those of all replicas: this rank's part of each comes to the same U after the same actions, and waits there
+        for its like alone, which nobody keeps waiting in turn (see `pipelab.engine.groups`).
+        """
         self._load(self.newest)
-        if self._check_finite and not all(p.grad.isfinite().all() for p in self._parameters if p.grad is not None):
+        self._update.add_up()
+        found = [local(parameter.grad) for parameter in self._parameters if parameter.grad is not None]
+        if self._check_finite and not all(gradient.isfinite().all() for gradient in found):
             raise EngineError(
                 f"{action}: a gradient is not finite, and this update was not made. Those before it in this step were, "
                 "so go on from a checkpoint. Look at the batch and the learning rate; nan='ignore' trains on"
             )
         if self._uses[self.newest]:
-            self._kept[self.newest] = [parameter.detach().clone() for parameter in self._parameters]
+            self._kept[self.newest] = [_memory(parameter).clone() for parameter in self._parameters]
         if self._parameters:
             with _unsafe_preserve_version_counter(tuple(self._parameters)):  # [2]
                 self._update.step()
@@ -92,10 +99,15 @@ class Stash:
             return
         kept = self._kept.pop(version)
         for parameter, other in zip(self._parameters, kept, strict=True):
-            here = parameter.data  # a tensor of its own over the same memory: writes into it are not counted
+            here = _memory(parameter)
             before = here.clone()
             here.copy_(other)
             other.copy_(before)  # [1]
         if self._needed(self.loaded):
             self._kept[self.loaded] = kept
         self.loaded = version
+
+
+def _memory(parameter: Tensor) -> Tensor:
+    """What of it lies on this rank, as a tensor of its own over the same memory: writes into it are not counted."""
+    return local(parameter.detach()).data

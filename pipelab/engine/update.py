@@ -82,9 +82,7 @@ class Update:
         With `skip_nan`, or in float16, nothing is updated where any rank has a gradient that is no number, or infinite.
         `loss` is known to the rank that computes it. Returns the norm where gradients are clipped.
         """
-        self._replicas.add_up()
-        for shared in self._shared:
-            shared.add_up()
+        self.add_up()
         self._divide(count)
         self._unscale()
         for parameter, gradient in self._earlier.items():
@@ -97,16 +95,22 @@ class Update:
         norm = self._clip(self._max_norm) if update and self._max_norm is not None else None
         if update and not skip:
             self.step()
-            self._replicas.spread()
         self._used = update
         return norm
 
+    def add_up(self) -> None:
+        """Make every gradient the sum over all that have the parameter."""
+        self._replicas.add_up()
+        for shared in self._shared:
+            shared.add_up()
+
     def step(self) -> None:
-        """Let the optimizer use the gradients as they are, and the scheduler go on."""
+        """Let the optimizer use the gradients as they are, and the scheduler go on; then all have the new values."""
         if self.optimizer:
             self.optimizer.step()
             if self.scheduler:
                 self.scheduler.step()
+        self._replicas.spread()
 
     def _divide(self, count: float | None) -> None:
         if self._counts is False:
@@ -133,8 +137,7 @@ class Update:
         """What the batches of all replicas count, told by `root` to the whole pipeline; None for a mean."""
         known = torch.tensor([count or 0.0, count is not None], dtype=torch.float64)
         if self._groups.at.pp == self._root:
-            if self._replicas.count > 1:
-                dist.all_reduce(known, group=self._groups.replicas)
+            known = self._replicas.total(known)
             counting = round(known[1].item())
             if counting not in (0, self._replicas.count):
                 raise EngineError(
