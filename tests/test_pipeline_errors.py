@@ -246,6 +246,10 @@ WRONG_LOSSES: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     ),
     "a float": (lambda output, target: F.cross_entropy(output, target).item(), r"it returned <class 'float'>"),
     "whole numbers": (lambda output, target: target.sum(), r"it returned a torch.int64 tensor of shape \(\)"),
+    "something besides": (
+        lambda output, target: (F.cross_entropy(output, target), {"accuracy": 0.5}),
+        "it returned a tensor and a dict, which is no count",
+    ),
     "nothing to learn": (
         lambda output, target: output.detach().sum(),
         "does not depend on any parameter that requires a grad",

@@ -95,12 +95,14 @@ def checked_count(count: float) -> float:
 
 def _checked(result: Any) -> tuple[Tensor, float | None]:
     loss, count = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+    wanted = "loss_fn must return a tensor with one number, the mean over the samples, or (sum, count); it returned"
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         found = f"a {loss.dtype} tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(type(loss))
-        raise EngineError(
-            "loss_fn must return a tensor with one number, the mean over the samples, or (sum, count); "
-            f"it returned {found}"
-        )
+        raise EngineError(f"{wanted} {found}")
+    try:
+        number = None if count is None else float(count)
+    except (TypeError, ValueError) as error:
+        raise EngineError(f"{wanted} a tensor and a {type(count).__qualname__}, which is no count") from error
     # a copy: the scalar that torch's mse_loss returns lies in memory for a number a sample, and is kept for the step
     scalar = loss.reshape(()) if loss.dim() else loss
-    return scalar.clone(), None if count is None else float(count)
+    return scalar.clone(), number
