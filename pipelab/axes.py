@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from inspect import signature
+from typing import Any, ParamSpec, TypeVar
 
 import matplotlib.pyplot as plt
+from matplotlib import rcParamsDefault, style
 from matplotlib.axes import Axes as Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -25,6 +28,28 @@ _NAME_IN = 0.15  # of a row that has room for its name
 _GAP_IN = 0.3  # at least, between the headline and the numbers beside it
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+_USUAL = {name: rcParamsDefault[name] for name in style.library["dark_background"]}  # all that a dark style changes
+
+
+def ink_on_paper(draw: Callable[P, R]) -> Callable[P, R]:
+    """Let `draw` use our ink on our paper wherever it makes the figure, whatever style is in force.
+
+    Axes that it is given have the colours of whoever made them, and keep them.
+    """
+    parameters = signature(draw)
+
+    @wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> R:
+        found = parameters.bind_partial(*args, **kwargs).arguments
+        given = any(found.get(name) is not None for name in ("ax", "axes"))
+        with plt.rc_context({} if given else _USUAL):
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
 def new_axes(rows: Sequence[int], figure: Figure | None = None) -> list[Axes]:
     """Axes below one another that share the time, as many rows high as asked, on `figure` or a new one."""
     figure = plt.figure() if figure is None else figure
@@ -41,6 +66,7 @@ def new_axes(rows: Sequence[int], figure: Figure | None = None) -> list[Axes]:
         top -= _TOP_IN + height
         share = axes[0] if axes else None
         axes.append(figure.add_axes((left, top / whole, width, height / whole), sharex=share))
+        axes[-1].tick_params(colors=palette.INK)  # ticks are made when they are drawn, by the style of then
     return axes
 
 

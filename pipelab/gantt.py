@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from pipelab import palette
-from pipelab.axes import HALF, Axes, at_the_right, frame, legend_of, new_axes, titles
+from pipelab.axes import HALF, Axes, at_the_right, frame, ink_on_paper, legend_of, new_axes, titles
 from pipelab.captions import drawable, headline, shares, unit_of
 from pipelab.dependencies import needs
 from pipelab.errors import CostError, SizeError
@@ -29,6 +29,7 @@ _MOST_BARS = 10_000  # more than 10 inches at 100 dpi can tell apart; a cell sho
 _Box = tuple[float, float, float]  # row, start, end
 
 
+@ink_on_paper
 def gantt(
     trace: Trace,
     ax: Axes | None = None,
@@ -62,6 +63,7 @@ def gantt(
     return ax
 
 
+@ink_on_paper
 def gantt_compare(
     predicted: Trace,
     measured: Trace,
@@ -101,6 +103,7 @@ def gantt_compare(
     return above, below
 
 
+@ink_on_paper
 def gantt_png(trace: Trace, **options: Any) -> bytes:
     """The picture that `gantt(trace, **options)` draws, as a PNG file; opens no window and leaves no figure behind."""
     figure, file = Figure(), BytesIO()

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from pipelab import palette
-from pipelab.axes import Axes, new_axes
+from pipelab.axes import Axes, ink_on_paper, new_axes
 from pipelab.errors import SizeError
 from pipelab.mesh import NAMES, Mesh
 
@@ -18,6 +18,7 @@ _MIDDLE: dict[str, Any] = {"ha": "center", "va": "center", "zorder": 4, "linespa
 _GROUPS = ("#cfe3f3", "#fbe0c3", "#c9e9da", "#f0d4e4", "#e3e3e6", "#fbf3bd", "#d9d3ee", "#d3eef0")  # light, for text
 
 
+@ink_on_paper
 def mesh_plot(mesh: Mesh, ranks_per_node: int | None = None) -> list[Axes]:
     """Draw `mesh` once for each axis: a row a node, a square a rank with its coordinates, a colour and a line a group.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelab import palette
 from pipelab.action import Kind
-from pipelab.axes import Axes, at_the_right, frame, legend_below, new_axes, titles
+from pipelab.axes import Axes, at_the_right, frame, ink_on_paper, legend_below, new_axes, titles
 from pipelab.captions import drawable, headline, unit_of
 from pipelab.errors import SizeError
 from pipelab.memory import MemoryCurve
@@ -37,6 +37,7 @@ _BARS_AN_IN, _LETTERS_AN_IN = 4, 10  # more leave no room for their values, or f
 _PREFIXES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 
 
+@ink_on_paper
 def memory_plot(
     curve: MemoryCurve, trace: Trace, ax: Axes | None = None, *, unit: str = "bytes", limit: float | None = None
 ) -> Axes:
@@ -79,6 +80,7 @@ def memory_plot(
     return ax
 
 
+@ink_on_paper
 def bubble_plot(
     curves: Mapping[str, Mapping[int, float]], ax: Axes | None = None, *, xlabel: str = "micro-batches"
 ) -> Axes:
@@ -91,6 +93,7 @@ def bubble_plot(
     return line_plot(percent, ax, xlabel=xlabel, ylabel="bubble, % of makespan × ranks", doubling=True)
 
 
+@ink_on_paper
 def line_plot(
     curves: Mapping[str, Mapping[Any, float]],
     ax: Axes | None = None,
@@ -141,6 +144,7 @@ def _look(number: int) -> tuple[str, str, Any]:
     return _LOOKS[number % len(_LOOKS)][0], *_LOOKS[(number + number // len(_LOOKS)) % len(_LOOKS)][1:]
 
 
+@ink_on_paper
 def bar_plot(
     bars: Mapping[str, Sequence[float]],
     ax: Axes | None = None,
@@ -190,6 +194,7 @@ def _prefix(largest: float) -> tuple[float, str]:
     return next(((size, name) for size, name in _PREFIXES if largest >= size), (1.0, "bytes"))
 
 
+@ink_on_paper
 def pareto_plot(plan: Plan, ax: Axes | None = None) -> Axes:
     """Draw every feasible choice of `plan`: memory of the fullest rank against throughput, a mark a schedule.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipelab.axes import Axes, legend_of, new_axes, titles
+from pipelab.axes import Axes, ink_on_paper, legend_of, new_axes, titles
 from pipelab.captions import drawable
 from pipelab.errors import SizeError
 from pipelab.gantt import gantt
@@ -13,6 +13,7 @@ from pipelab.plots import memory_plot
 from pipelab.trace import Trace
 
 
+@ink_on_paper
 def gantt_memory(trace: Trace, curve: MemoryCurve | None = None, *, unit: str = "micro-batches") -> tuple[Axes, Axes]:
     """Draw `trace`, and below it, on the same time axis, what every rank keeps.
 
@@ -32,6 +33,7 @@ def gantt_memory(trace: Trace, curve: MemoryCurve | None = None, *, unit: str = 
     return above, below
 
 
+@ink_on_paper
 def gantt_stack(traces: Mapping[str, Trace], *, unit: str | None = None) -> list[Axes]:
     """Draw `traces`, {title: trace}, under one another on one time axis, as long as the longest of them.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipelab import palette
 from pipelab.action import Action, Kind
-from pipelab.axes import HALF, Axes, at_the_right, frame, legend_below, name_rows, new_axes, titles
+from pipelab.axes import HALF, Axes, at_the_right, frame, ink_on_paper, legend_below, name_rows, new_axes, titles
 from pipelab.captions import drawable, unit_of
 from pipelab.errors import ScheduleError
 from pipelab.schedule import Schedule
@@ -18,6 +18,7 @@ from pipelab.versions import gradient_ages, stashed_versions, weight_versions
 _COLOURS = ("#e8e8ea", "#8ec1e8", "#f6d58a", "#7fcbb0", "#f3b79a", "#b9a7dc", "#d9e08a")
 
 
+@ink_on_paper
 def version_plot(trace: Trace, rule: str = "stashing", ax: Axes | None = None) -> Axes:
     """Draw `trace` with a colour for each version of a stage's weights, used by `rule` (see `weight_versions`).
 
@@ -54,6 +55,7 @@ def version_plot(trace: Trace, rule: str = "stashing", ax: Axes | None = None) -
     return ax
 
 
+@ink_on_paper
 def version_map(schedule: Schedule, rule: str = "stashing", ax: Axes | None = None) -> Axes:
     """Draw a map without a clock: a row a stage, a column a micro-batch, the darker the later its gradient.
 

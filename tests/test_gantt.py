@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -21,6 +21,9 @@ from pipelab.action import Kind
 from pipelab.costs import Costs
 from pipelab.errors import CostError, SizeError
 from pipelab.gantt import gantt, gantt_compare, gantt_png
+from pipelab.mesh import Mesh
+from pipelab.mesh_plot import mesh_plot
+from pipelab.plots import bar_plot, line_plot
 from pipelab.schedule import Schedule
 from pipelab.schedules import gpipe, interleaved, one_f_one_b, pipedream
 from pipelab.simulate import simulate
@@ -223,6 +226,39 @@ def test_gantt_draws_on_the_axes_that_it_is_given() -> None:
     _, ax = plt.subplots(figsize=(5, 2))
     assert gantt(simulate(gpipe(2, 2)), ax) is ax
     assert ax.get_title(loc="left").endswith("simulated\n")  # a line above the numbers: both have no room in one
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda trace: [gantt(trace)],
+        lambda trace: gantt_memory(trace),
+        lambda _: [line_plot({"a": {1: 2}}, xlabel="x", ylabel="y")],
+        lambda _: [bar_plot({"a": [1, 2]}, ylabel="y")],
+        lambda _: mesh_plot(Mesh(2, 2, 2)),
+        lambda trace: [version_plot(trace)],
+    ],
+    ids=["gantt", "memory", "line", "bar", "mesh", "versions"],
+)
+def test_pictures_read_under_a_dark_style(draw: Callable[[Trace], Sequence[Axes]]) -> None:
+    # plt.style.use("dark_background") wrote white words on white paper
+    with plt.style.context("dark_background"):
+        axes = draw(simulate(one_f_one_b(2, 4)))
+        axes[0].figure.canvas.draw()
+        words = [text for ax in axes for text in ax.findobj(Text) if text.get_text() and text.get_visible()]
+        outside = [text for text in words if not text.get_text().isdigit()]  # numbers stand in bars as well
+        assert to_hex(axes[0].figure.get_facecolor()) == to_hex(axes[0].get_facecolor()) == palette.PAPER
+        assert outside
+        assert max(palette.luminance(to_hex(text.get_color())) for text in outside) < 0.2
+
+
+def test_gantt_leaves_the_colours_of_given_axes() -> None:
+    with plt.style.context("dark_background"):
+        figure, ax = plt.subplots()
+        gantt(simulate(gpipe(2, 2)), ax)
+        assert to_hex(ax.title.get_color()) == "#ffffff"
+        assert to_hex(figure.get_facecolor()) == "#000000"
+        gantt_compare(simulate(gpipe(2, 2)), simulate(gpipe(2, 2)), figure.subplots(2))
 
 
 def test_gantt_changes_nothing_global() -> None:
