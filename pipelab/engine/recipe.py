@@ -32,7 +32,7 @@ class Recipe:
     num_microbatches: int
     last_rank: int  # the one with the last stage
     versions: Mapping[Action, int]  # of the weights that its actions use, where they are updated on the way
-    groups: Sequence[Sequence[int]]  # and the micro-batches that each update takes
+    update_groups: Sequence[Sequence[int]]  # and the micro-batches that each update takes
     ties: Sequence[Mapping[int, str]]  # parameters that other ranks have too: one of their names, by rank
     mesh: Mesh  # ranks of the pipeline, as above, are its pp coordinates
     styles: Mapping[str, Style]  # the layers that are split over tp, by name
@@ -77,7 +77,7 @@ def recipes(
             num_microbatches=schedule.num_microbatches,
             last_rank=schedule.placement[-1],
             versions={action: versions[action] for action in schedule.ranks[rank] if action in versions},
-            groups=groups,
+            update_groups=groups,
             ties=[tie.by_rank for tie in ties if rank in tie.by_rank and len(tie.by_rank) > 1],
             mesh=mesh,
             styles=styles,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from pipelab.engine.batchnorm import MinibatchStatistics
 from pipelab.engine.checkpoint import load_optimizer_state, optimizer_state
 from pipelab.engine.collectives import AllReduced, ring_bytes
 from pipelab.engine.deferred import Deferral
-from pipelab.engine.device import Device, device_of
+from pipelab.engine.device import device_of
 from pipelab.engine.holder import Holder
 from pipelab.engine.live_bytes import LiveBytes
 from pipelab.engine.loss import Loss, Part
@@ -26,7 +26,6 @@ from pipelab.engine.scaling import LossScale
 from pipelab.engine.segment import computing_in
 from pipelab.engine.stage import Stage
 from pipelab.engine.stashing import Stash
-from pipelab.engine.tensor_parallel import Slices
 from pipelab.engine.update import Update
 from pipelab.engine.worker import Worker
 from pipelab.errors import EngineError
@@ -83,7 +82,7 @@ class Resident(Holder):
         self._worker = Worker(stages, recipe.sources, channel, self._loss)
         self._worker.device = self.device
         check = options.nan == "raise"
-        self._stash = Stash(recipe.versions, self._update, check_finite=check) if recipe.groups else None
+        self._stash = Stash(recipe.versions, self._update, check_finite=check) if recipe.update_groups else None
         self._steps = 0
 
     def step(
@@ -96,6 +95,7 @@ class Resident(Holder):
     ) -> Report:
         """F and backward of every micro-batch, then the update, where the schedule has made none on the way."""
         options, worker = self._options, self._worker
+        where, block = self.device.where, self.device.block_bytes
         worker.training, worker.inputs = True, inputs
         worker.pace = Pace(options.pace, self._recipe.num_stages, options.clock) if options.pace else None
         worker.weights = self._stash
@@ -110,8 +110,8 @@ class Resident(Holder):
             self._statistics.begin()
         with (
             self.device.random_state_kept(),
-            _summed(self._slices) as summed,
-            _memory(options.measure_memory, self.device) as memory,
+            AllReduced() if self._slices.several else nullcontext() as summed,
+            LiveBytes(device=where, round_to=block) if options.measure_memory else nullcontext() as memory,
         ):
             worker.memory = memory
             worker.run(self._recipe.program)
@@ -149,9 +149,9 @@ class Resident(Holder):
 
     def _shares_of_updates(self, shares: Sequence[float]) -> Sequence[float] | None:
         """For each micro-batch its share of the samples of the update that takes it, where there are such."""
-        if not self._recipe.groups:
+        groups, found = self._recipe.update_groups, list(shares)
+        if not groups:
             return None
-        groups, found = self._recipe.groups, list(shares)
         mine = [math.fsum(shares[microbatch] for microbatch in group) for group in groups]
         wholes = self._replicas.total(torch.tensor(mine, dtype=torch.float64)).tolist()
         for group, whole in zip(groups, wholes, strict=True):
@@ -249,21 +249,3 @@ def call(key: int, method: str, *arguments: Any) -> Any:
 
 def _place(key: int) -> tuple[str, int]:
     return "pipelab.engine", key
-
-
-@contextmanager
-def _summed(slices: Slices) -> Iterator[AllReduced | None]:
-    if slices.several:
-        with AllReduced() as summed:
-            yield summed
-    else:
-        yield None
-
-
-@contextmanager
-def _memory(measured: bool, device: Device) -> Iterator[LiveBytes | None]:
-    if measured:
-        with LiveBytes(device=device.where, round_to=device.block_bytes) as memory:
-            yield memory
-    else:
-        yield None
