@@ -31,7 +31,7 @@ class Kind(str, Enum):
     __format__ = str.__format__  # type: ignore[assignment]
 
 
-_TEXT = re.compile(r"(\d+)([FBIWU])(\d+)")
+_TEXT = re.compile(r"([0-9]{1,9})([FBIWU])([0-9]{1,9})")
 
 
 class Action(NamedTuple):
@@ -42,7 +42,7 @@ class Action(NamedTuple):
     microbatch: int
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.kind.value}{self.microbatch}"
+        return f"{self.stage}{self.kind}{self.microbatch}"
 
     def __repr__(self) -> str:
         return str(self)
@@ -50,9 +50,9 @@ class Action(NamedTuple):
     @classmethod
     def from_text(cls, text: str) -> Action:
         """The action that `text` names, as in `2F0`; raises ScheduleError on anything else."""
-        match = _TEXT.fullmatch(text.strip())
+        match = _TEXT.fullmatch(str(text).strip())
         if match is None:
             raise ScheduleError(
-                f"{text.strip()!r} is no action: write stage, one of F, B, I, W, U, and micro-batch, as in 2F0"
+                f"{str(text).strip()!r} is no action: write stage, one of F, B, I, W, U, and micro-batch, as in 2F0"
             )
         return cls(int(match[1]), Kind(match[2]), int(match[3]))

@@ -9,8 +9,9 @@ from statistics import median
 from typing import Literal
 
 from pipelab.action import Kind
-from pipelab.errors import CostError, positive_integer
-from pipelab.trace import Trace
+from pipelab.errors import CostError, amount, positive_integer
+from pipelab.schedule import placed
+from pipelab.trace import Trace, timed
 
 Time = float | Sequence[float]  # one for all stages, or one a stage
 
@@ -26,9 +27,15 @@ class Link:
     bytes_per_s: float
 
     def __post_init__(self) -> None:
-        _number("latency_s", self.latency_s)
-        if not self.bytes_per_s > 0:
-            raise CostError(f"bytes_per_s must be positive, got {self.bytes_per_s!r}")
+        object.__setattr__(self, "latency_s", amount("latency_s", self.latency_s))
+        if self.bytes_per_s != math.inf:
+            object.__setattr__(self, "bytes_per_s", amount("bytes_per_s", self.bytes_per_s))
+        if self.bytes_per_s == 0:
+            raise CostError("bytes_per_s must be positive, got 0")
+
+    def seconds(self, num_bytes: float) -> float:
+        """How long a message of so many bytes takes, on a wire that is free."""
+        return self.latency_s + num_bytes / self.bytes_per_s
 
 
 @dataclass(frozen=True, init=False)
@@ -68,16 +75,14 @@ class Costs:
         object.__setattr__(self, "I", _times("I", 1.0 if I is None else I))
         object.__setattr__(self, "W", _times("W", 1.0 if W is None else W))
         object.__setattr__(self, "U", _times("U", U))
-        object.__setattr__(self, "comm", comm if isinstance(comm, Link) else _number("comm", comm))
+        object.__setattr__(self, "comm", comm if isinstance(comm, Link) else amount("comm", comm))
         object.__setattr__(self, "boundary_bytes", _times("boundary_bytes", boundary_bytes))
 
     @property
     def B(self) -> float | tuple[float, ...]:  # noqa: N802  the field's letter
         """The full backward: I + W, a number or one a stage."""
-        if isinstance(self.I, tuple) or isinstance(self.W, tuple):
-            length = len(self.I) if isinstance(self.I, tuple) else len(self.W)  # type: ignore[arg-type]
-            return tuple(i + w for i, w in zip(_spread("I", self.I, length), _spread("W", self.W, length), strict=True))
-        return self.I + self.W
+        stages = [len(times) for times in (self.I, self.W) if isinstance(times, tuple)]
+        return self.per_stage(stages[0])[Kind.B] if stages else self.I + self.W  # type: ignore[operator]
 
     def per_stage(self, num_stages: int) -> dict[Kind, tuple[float, ...]]:
         """The time of every kind of action on every stage; CostError where a sequence has another length."""
@@ -100,7 +105,7 @@ class Costs:
         of a run's time its order explains.
         """
         seen: dict[tuple[Kind, int], list[float]] = {}
-        for span in trace.spans:
+        for span in timed(trace).spans:
             if not span.recompute:
                 seen.setdefault((span.action.kind, span.action.stage), []).append(span.duration)
 
@@ -115,16 +120,15 @@ class Costs:
     def split(self, stages_per_rank: int, placement: Literal["loop", "v"] = "loop") -> Costs:
         """These costs, given for whole ranks, divided over `stages_per_rank` equal stages a rank.
 
-        A sequence (one entry a rank) is laid out by `placement`: in a loop stage s is on rank s % p; in a V every other
-        pass runs backwards. Boundary bytes stay as they are: a boundary does not shrink because there are more of them.
+        A sequence (one entry a rank) is laid out by `placement`, as `pipelab.schedule.placed` does it. Boundary bytes
+        stay as they are: a boundary does not shrink because there are more of them.
         """
         v = positive_integer("stages_per_rank", stages_per_rank)
 
         def share(times: float | tuple[float, ...]) -> float | tuple[float, ...]:
             if not isinstance(times, tuple):
                 return times / v
-            passes = [times if placement == "loop" or n % 2 == 0 else times[::-1] for n in range(v)]
-            return tuple(t / v for one in passes for t in one)
+            return tuple(times[rank] / v for rank in placed(len(times), v, placement))
 
         return Costs(
             F=share(self.F),
@@ -136,30 +140,25 @@ class Costs:
         )
 
 
+def or_unit(costs: Costs | None) -> Costs:
+    """`costs`, or F = I = W = 1 and free messages where none are given; raises CostError for anything else."""
+    if not isinstance(costs, Costs | None):
+        raise CostError(f"costs must be Costs, as in Costs(F=1, B=2), got {costs!r}")
+    return Costs() if costs is None else costs
+
+
 def one_per_stage(name: str, value: object, num_stages: int) -> tuple[float, ...]:
     """`value`, one number or one a stage, as one a stage; raises CostError where one is negative or lacking."""
     return _spread(name, _times(name, value), num_stages)
 
 
-def _number(name: str, value: object) -> float:
-    if isinstance(value, bool):
-        raise CostError(f"{name} must be a time, got {value!r}")
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise CostError(f"{name} must be a number, or one a stage, got {value!r}") from None
-    if not math.isfinite(number) or number < 0:
-        raise CostError(f"{name} must be finite and not negative, got {number}")
-    return number
-
-
 def _times(name: str, value: object) -> float | tuple[float, ...]:
     entries = value.tolist() if hasattr(value, "tolist") else value  # numpy arrays and torch tensors too
-    if isinstance(entries, str) or not isinstance(entries, Sequence):
-        return _number(name, entries)
+    if isinstance(entries, (str, bytes)) or not isinstance(entries, Sequence):
+        return amount(name, entries)
     if not entries:
         raise CostError(f"{name} is an empty sequence; give one number, or one a stage")
-    return tuple(_number(f"{name}[{stage}]", entry) for stage, entry in enumerate(entries))
+    return tuple(amount(f"{name}[{stage}]", entry) for stage, entry in enumerate(entries))
 
 
 def _spread(name: str, times: float | tuple[float, ...], num_stages: int) -> tuple[float, ...]:

@@ -16,11 +16,12 @@ Everything that asks about order (validate, simulate, lower, the engine, arrows 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from pipelab.action import Action, Kind
+from pipelab.errors import ScheduleError
 from pipelab.schedule import Schedule
 
 OUTPUT, INPUT_GRADIENT, WEIGHT_GRADIENT = 0, 1, 2
@@ -53,26 +54,28 @@ READS_NEIGHBOUR: dict[Kind, tuple[int, int] | None] = {
 class Graph:
     """The dependencies of one schedule, by index into `actions` (rank 0's order, then rank 1's, and so on).
 
-    `own[i]` and `neighbour[i]` are the actions that i needs, of its own stage and of a neighbouring one; -1 where it
-    needs none, or where the schedule lacks it. `first[r]` is where rank r begins; `first[num_ranks]` is the number of
-    actions. `crosses[i]`: the neighbour's value comes from another rank. `reader[i]`: which action on another rank
-    reads what i makes.
+    `rank_of[i]` is the rank that has action i; `first[r]` is where rank r begins, `first[num_ranks]` the number of
+    actions. `own[i]` and `neighbour[i]` are the actions that i needs, of its own stage and of a neighbouring one; -1
+    where it needs none, or where the schedule lacks it. `crosses[i]`: the neighbour's value comes from another rank.
+    `reader[i]`: which action on another rank reads what i makes; -1 where none does.
     """
 
     actions: list[Action]
+    rank_of: list[int]
     first: list[int]
     own: list[int]
     neighbour: list[int]
     crosses: list[bool]
     reader: list[int]
 
-    def rank_of(self, index: int) -> int:
-        """The rank that has action `index`."""
-        return bisect_right(self.first, index) - 1
+    @cached_property
+    def index_of(self) -> dict[Action, int]:
+        """The index of every action."""
+        return {action: index for index, action in enumerate(self.actions)}
 
     def place(self, index: int) -> str:
         """Rank and position of action `index`, in words."""
-        rank = self.rank_of(index)
+        rank = self.rank_of[index]
         return f"rank {rank}, position {index - self.first[rank]}"
 
 
@@ -87,6 +90,7 @@ def graph(schedule: Schedule) -> Graph:
 
 def _work_out(schedule: Schedule) -> Graph:
     actions = [action for order in schedule.ranks for action in order]
+    rank_of = [rank for rank, order in enumerate(schedule.ranks) for _ in order]
     first = [0]
     for order in schedule.ranks:
         first.append(first[-1] + len(order))
@@ -95,7 +99,7 @@ def _work_out(schedule: Schedule) -> Graph:
     # maker[value] = index of the action that makes it; a value is numbered (stage, micro-batch, which)
     maker = [-1] * (3 * stages * batches)
     for index, (stage, kind, microbatch) in enumerate(actions):
-        if 0 <= stage < stages and 0 <= microbatch < batches:
+        if stage < stages and microbatch < batches:
             value = 3 * (stage * batches + microbatch)
             for which in MAKES[kind]:
                 maker[value + which] = index
@@ -106,7 +110,7 @@ def _work_out(schedule: Schedule) -> Graph:
     # makes it
     step = {kind: _neighbour_steps(schedule, kind) for kind in Kind}
     for index, (stage, kind, microbatch) in enumerate(actions):
-        if not (0 <= stage < stages and 0 <= microbatch < batches):
+        if stage >= stages or microbatch >= batches:
             continue
         value = 3 * (stage * batches + microbatch)
         mine = READS_OWN[kind]
@@ -118,7 +122,7 @@ def _work_out(schedule: Schedule) -> Graph:
             if other_rank and source >= 0:
                 crosses[index] = True
                 reader[source] = index
-    return Graph(actions, first, own, neighbour, crosses, reader)
+    return Graph(actions, rank_of, first, own, neighbour, crosses, reader)
 
 
 def _neighbour_steps(schedule: Schedule, kind: Kind) -> list[tuple[int | None, bool]]:
@@ -139,11 +143,14 @@ def _neighbour_steps(schedule: Schedule, kind: Kind) -> list[tuple[int | None, b
 def needs(action: Action, schedule: Schedule) -> tuple[Action, ...]:
     """The actions of `schedule` that must end before `action` may start, its own stage's first.
 
-    `2F1` needs `1F1`; `2B1` needs `2F1` and the gradient of stage 3, which is `3B1` or `3I1`.
+    `2F1` needs `1F1`; `2B1` needs `2F1` and the gradient of stage 3, which is `3B1` or `3I1`. Raises ScheduleError for
+    an action that the schedule does not have.
     """
-    compiled = graph(schedule)
-    index = compiled.actions.index(action)
-    return tuple(compiled.actions[i] for i in (compiled.own[index], compiled.neighbour[index]) if i >= 0)
+    g = graph(schedule)
+    index = g.index_of.get(action)
+    if index is None:
+        raise ScheduleError(f"schedule {schedule.name!r} has no action {action}")
+    return tuple(g.actions[i] for i in (g.own[index], g.neighbour[index]) if i >= 0)
 
 
 def blocked(schedule: Schedule) -> dict[int, int]:
@@ -180,5 +187,5 @@ def waits(schedule: Schedule) -> Iterator[tuple[int, int, int]]:
     g = graph(schedule)
     for rank, index in blocked(schedule).items():
         later = g.own[index]
-        stuck_on_own = later >= index or (later >= 0 and g.rank_of(later) != rank)
+        stuck_on_own = later >= index or (later >= 0 and g.rank_of[later] != rank)
         yield rank, index, later if stuck_on_own else g.neighbour[index]

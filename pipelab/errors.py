@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+
+_SHOWN = 100  # reasons in a message
 
 
 class PipelabError(Exception):
@@ -14,13 +17,18 @@ class SizeError(PipelabError, ValueError):
 
 
 class ScheduleError(PipelabError, ValueError):
-    """A schedule is not complete, not well formed, or in an order that can never run; lists every reason."""
+    """A schedule is not complete, not well formed, or in an order that can never run.
+
+    `reasons` has every reason; the message lists the first hundred.
+    """
 
     def __init__(self, headline: str, reasons: Iterable[str] = ()) -> None:
         self.reasons = tuple(reasons)
         if self.reasons:
             count = "1 reason" if len(self.reasons) == 1 else f"{len(self.reasons)} reasons"
-            headline = f"{headline}, {count}:\n  " + "\n  ".join(self.reasons)
+            headline = "\n  ".join([f"{headline}, {count}:", *self.reasons[:_SHOWN]])
+        if len(self.reasons) > _SHOWN:
+            headline += f"\n  and {len(self.reasons) - _SHOWN:,} more, in .reasons"
         super().__init__(headline)
 
 
@@ -85,3 +93,20 @@ def positive_integer(name: str, value: object, *, minimum: int = 1) -> int:
     if number < minimum:
         raise SizeError(f"{name} must be at least {minimum}, got {number}")
     return int(number)
+
+
+def amount(name: str, value: object, *, most: float = math.inf) -> float:
+    """`value` as a float, or a `CostError` that names it: times, bytes and shares are finite, and from 0 to `most`."""
+    try:
+        number = math.nan if isinstance(value, (bool, str, bytes)) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    except OverflowError:
+        number = math.inf
+    if math.isnan(number):
+        raise CostError(f"{name} must be a number, got {value!r}")
+    if not 0 <= number < math.inf:
+        raise CostError(f"{name} must be finite and not negative, got {number}")
+    if number > most:
+        raise CostError(f"{name} must be a number from 0 to {most:g}, got {number}")
+    return number

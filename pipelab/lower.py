@@ -11,15 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile, zip_longest
 from typing import NamedTuple
 
 from pipelab.action import Action
-from pipelab.costs import Costs
 from pipelab.dependencies import graph
 from pipelab.errors import ScheduleError
 from pipelab.schedule import Schedule
-from pipelab.simulate import simulate
-from pipelab.validate import validate
+from pipelab.simulate import in_order_of_start
 
 
 class Run(NamedTuple):
@@ -70,29 +69,24 @@ def lower(schedule: Schedule) -> Program:
 
     Raises ScheduleError where the schedule is not valid.
     """
-    validate(schedule)
-    g = graph(schedule)
-    spans = simulate(
-        schedule, Costs(F=1.0, I=1.0, W=1.0, U=1.0)
-    ).spans  # no zero times: a maker starts before its readers
-    common_order = sorted(range(len(spans)), key=lambda index: spans[index].start)
+    common_order, g = in_order_of_start(schedule), graph(schedule)
     ranks: list[list[Instruction]] = [[] for _ in range(schedule.num_ranks)]
-    for index in common_order:
-        rank, action = spans[index].rank, spans[index].action
+    for action in common_order:
+        rank, reader = schedule.placement[action.stage], g.reader[g.index_of[action]]
         ranks[rank].append(Run(action))
-        if g.reader[index] >= 0:
-            peer = g.rank_of(g.reader[index])
+        if reader >= 0:
+            peer = g.rank_of[reader]
             ranks[rank].append(Send(action, peer))
             ranks[peer].append(Receive(action, rank))
     return Program(schedule, tuple(map(tuple, ranks)))
 
 
 def validate_program(program: Program) -> None:
-    """Prove that `program` ends even when every send blocks until its receive; otherwise raise ScheduleError.
+    """Prove that `program` runs its schedule to the end even when every send blocks until its receive.
 
-    Runs it under exactly that rule. Programs of this kind have no choices, so if one order of events ends, every one
-    does. The error says where each rank stands. Also refused: an action that runs before a value of another rank is
-    received.
+    Goes through it under exactly that rule. Programs of this kind have no choices, so if one order of events ends,
+    every one does. Raises ScheduleError, with the place where each rank stands, for a program that hangs; also for an
+    action that runs before a value of another rank is received, and for other actions than the schedule's in its order.
     """
     ranks = program.ranks
     position = [0] * len(ranks)
@@ -124,6 +118,15 @@ def validate_program(program: Program) -> None:
             f"program of {program.schedule.name!r} hangs when every send blocks until its receive",
             [f"rank {r}, position {position[r]}: waits to {ranks[r][position[r]]}" for r in stuck],
         )
+    runs = (tuple(here.action for here in row if isinstance(here, Run)) for row in ranks)
+    pairs = enumerate(zip_longest(runs, program.schedule.ranks, fillvalue=()))
+    if others := [_difference(rank, found, order) for rank, (found, order) in pairs if found != order]:
+        raise ScheduleError(f"program of {program.schedule.name!r} does not run its schedule", others)
+
+
+def _difference(rank: int, found: Sequence[Action], order: Sequence[Action]) -> str:
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(found, order, strict=False)))
+    return f"rank {rank} runs {len(found)} actions, the schedule has {len(order)}, and the first {same} are the same"
 
 
 def _meets(ranks: Sequence[Sequence[Instruction]], position: list[int], rank: int, here: Send | Receive) -> bool:

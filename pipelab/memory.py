@@ -14,8 +14,8 @@ from functools import cached_property
 
 from pipelab.action import Action, Kind
 from pipelab.costs import one_per_stage
-from pipelab.errors import CostError
-from pipelab.trace import Span, Trace
+from pipelab.errors import CostError, amount
+from pipelab.trace import Span, Trace, timed
 
 Curve = tuple[float, ...]
 
@@ -28,8 +28,8 @@ def peak_activations(trace: Trace, weight_part: float = 1.0) -> Curve:
     1 / stages_per_rank, so the stages are taken to be equal. 1F1B keeps min(m, p - r) on rank r.
     Recomputed forwards do not count. Raises CostError for a weight_part that is negative or no number.
     """
-    (part,) = one_per_stage("weight_part", weight_part, 1)
-    kinds = ([span.action.kind for span in row if not span.recompute] for row in trace.by_rank)
+    part = amount("weight_part", weight_part)
+    kinds = ([span.action.kind for span in row if not span.recompute] for row in timed(trace).by_rank)
     return tuple(_peak(row, part) / trace.schedule.stages_per_rank for row in kinds)
 
 
@@ -107,8 +107,8 @@ def memory_curve(
     Raises CostError where a number is negative or for another number of stages, and where the trace recomputes but
     `remat` is False.
     """
-    (part,) = one_per_stage("weight_part", weight_part, 1)
-    whole = one_per_stage("activation", activation, trace.schedule.num_stages)
+    part = amount("weight_part", weight_part)
+    whole = one_per_stage("activation", activation, timed(trace).schedule.num_stages)
     inputs = one_per_stage("boundary", boundary, trace.schedule.num_stages)
     if not remat and any(span.recompute for span in trace.spans):
         raise CostError(

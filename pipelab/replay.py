@@ -19,12 +19,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
 from pipelab.action import Action, Kind
-from pipelab.costs import Costs
 from pipelab.engine.cut import cut
 from pipelab.engine.options import OptimizerFactory
 from pipelab.errors import EngineError, SizeError
 from pipelab.schedule import Schedule
-from pipelab.simulate import simulate
+from pipelab.simulate import in_order_of_start
 from pipelab.versions import update_groups, weight_versions, with_updates
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -58,8 +57,7 @@ def replay(
     by_stage = [{a: version for a, version in versions.items() if a.stage == n} for n in range(len(pieces))]
     mixed = rule == "latest"
     stages = [_Stage(piece.layers, optimizer, by_stage[n], mixed=mixed) for n, piece in enumerate(pieces)]
-    spans = simulate(schedule, Costs(U=1.0)).spans  # no time is 0, so what is needed starts before what needs it
-    order = [span.action for span in sorted(spans, key=lambda span: span.start)]
+    order = in_order_of_start(schedule)
     return [_stream(stages, order, groups, schedule.num_microbatches, *batch, loss_fn) for batch in batches]
 
 

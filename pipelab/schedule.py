@@ -12,17 +12,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipelab.action import Action, Kind
 from pipelab.errors import ScheduleError, positive_integer
 
 _HEADER = re.compile(
-    r"(?P<name>[^:]+): \d+ ranks?, (?P<microbatches>\d+) micro-batch(?:es)?, stages on ranks (?P<placement>[\d ]+)"
+    r"(?P<name>.+): \d+ ranks?, (?P<microbatches>\d+) micro-batch(?:es)?, stages on ranks (?P<placement>[\d ]+)"
 )
 _ROW = re.compile(r"(?:rank\s+)?(?P<rank>\d+)\s*:\s*(?P<actions>.*)")
 _OVERLAPPED = re.compile(r"\((?P<pair>[^)]*)\)OVERLAP_F_B")
 _COMMUNICATION = re.compile(r"\d+(?:(?:SEND|RECV)_[FB]\d+|UNSHARD\d*|RESHARD\d*|REDUCE_GRAD\d*)")
+_PLAUSIBLE = 100_000  # stages times micro-batches, of a schedule that has fewer actions than that
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,13 +41,19 @@ class Schedule:
     num_microbatches: int = 0
 
     def __post_init__(self) -> None:
-        ranks = tuple(tuple(order) for order in self.ranks)
-        if not ranks or not any(ranks):
-            raise ScheduleError(f"schedule {self.name!r} has no actions")
-        microbatches = self.num_microbatches or 1 + max(a.microbatch for order in ranks for a in order)
+        ranks = _orders(self.name, self.ranks)
+        given = self.num_microbatches or 1 + max(a.microbatch for order in ranks for a in order)
+        microbatches = positive_integer("num_microbatches", given)
+        stages = len(self.placement) or 1 + max(a.stage for order in ranks for a in order)
+        if stages * microbatches > max(_PLAUSIBLE, sum(map(len, ranks))):
+            raise ScheduleError(
+                f"schedule {self.name!r} has {sum(map(len, ranks)):,} actions for {stages:,} stages and "
+                f"{microbatches:,} micro-batches: is a number mistyped?"
+            )
+        holders = (positive_integer(f"the rank of stage {s}", r, minimum=0) for s, r in enumerate(self.placement))
         object.__setattr__(self, "ranks", ranks)
-        object.__setattr__(self, "placement", tuple(self.placement) or _placement_of(self.name, ranks))
-        object.__setattr__(self, "num_microbatches", positive_integer("num_microbatches", microbatches))
+        object.__setattr__(self, "placement", tuple(holders) or _placement_of(self.name, ranks))
+        object.__setattr__(self, "num_microbatches", microbatches)
 
     @property
     def num_ranks(self) -> int:
@@ -81,10 +88,6 @@ class Schedule:
     def stages_on(self, rank: int) -> tuple[int, ...]:
         """The stages that `rank` holds, smallest first."""
         return tuple(stage for stage, holder in enumerate(self.placement) if holder == rank)
-
-    def is_first_stage(self, stage: int) -> bool:
-        """Whether `stage` reads the input."""
-        return stage == 0
 
     def is_last_stage(self, stage: int) -> bool:
         """Whether `stage` computes the loss."""
@@ -148,8 +151,11 @@ class Schedule:
         Empty cells (idle slots) and communications of a lowered dump are dropped; an overlapped pair becomes F, then B.
         Raises ScheduleError, with row and column, on a cell that is none of these.
         """
-        with Path(path).open(newline="") as file:
-            grid = list(csv.reader(file))
+        try:
+            with Path(path).open(newline="", encoding="utf-8-sig") as file:
+                grid = list(csv.reader(file))
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise ScheduleError(f"{path} is no CSV text: {error}") from None
         while grid and not any(cell.strip() for cell in grid[-1]):
             grid.pop()  # blank lines at the end; one in the middle is a rank without work, which validate names
         if not grid:
@@ -196,6 +202,50 @@ class Schedule:
 
     def __repr__(self) -> str:
         return f"<Schedule {self._header()}; {self.num_actions} actions>"
+
+
+Shape = Literal["loop", "v"]
+
+
+def placed(num_ranks: int, stages_per_rank: int, shape: Shape = "loop") -> tuple[int, ...]:
+    """The rank of every stage: in a "loop" stage s is on rank s % p, in a "v" every other turn runs back up the ranks.
+
+    Raises ScheduleError for another shape.
+    """
+    if shape not in ("loop", "v"):
+        raise ScheduleError(f"stages are placed in a 'loop' or a 'v', got {shape!r}")
+    down = range(num_ranks)
+    turns = (down if shape == "loop" or turn % 2 == 0 else reversed(down) for turn in range(stages_per_rank))
+    return tuple(rank for turn in turns for rank in turn)
+
+
+def _orders(name: str, ranks: Iterable[Iterable[Action]]) -> tuple[tuple[Action, ...], ...]:
+    """`ranks` as tuples; ScheduleError where they hold something else than actions, or nothing."""
+    try:
+        orders = tuple(tuple(order) for order in ranks)
+    except TypeError:
+        raise ScheduleError(f"schedule {name!r} takes a row of actions for every rank, got {ranks!r}") from None
+    if not any(orders):
+        raise ScheduleError(f"schedule {name!r} has no actions")
+    for rank, order in enumerate(orders):
+        for position, found in enumerate(order):
+            if not _is_action(found):
+                shown = tuple(found) if isinstance(found, Action) else found
+                raise ScheduleError(
+                    f"schedule {name!r}, rank {rank}, position {position}: expected an Action of two ints from 0 and a "
+                    f"Kind, as in Action(0, Kind.F, 0), got {shown!r}; Schedule.from_text reads 0F0"
+                )
+    return orders
+
+
+def _is_action(found: Action) -> bool:
+    return (
+        isinstance(found, Action)
+        and isinstance(found.kind, Kind)
+        and isinstance(found.stage, int)
+        and isinstance(found.microbatch, int)
+        and found.stage >= 0 <= found.microbatch
+    )
 
 
 def _placement_of(name: str, ranks: Sequence[Sequence[Action]]) -> tuple[int, ...]:

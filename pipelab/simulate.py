@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from pipelab.action import Kind
-from pipelab.costs import Costs, Link
+from pipelab.action import Action, Kind
+from pipelab.costs import Costs, Link, or_unit
 from pipelab.dependencies import Graph, graph
 from pipelab.errors import CostError
 from pipelab.schedule import Schedule
@@ -22,87 +24,85 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, remat: bool | Re
     between two ranks queue first-in first-out for the bandwidth.
     With `remat`, a stage runs its forward once more before B or I: "late" (or True) after the gradient has come,
     "early" as soon as the rank is free, which hides the recomputation in the bubble.
-    Raises ScheduleError where the schedule cannot run, CostError where the costs are for another number of stages.
+    Raises ScheduleError where the schedule cannot run, CostError where the costs are for another number of stages or
+    add up to more than a float can hold.
     """
     if remat not in (False, True, "early", "late"):
         raise CostError(f"remat must be False, True, 'early' or 'late', got {remat!r}")
     validate(schedule)
-    costs = Costs() if costs is None else costs
-    g = graph(schedule)
+    costs, g = or_unit(costs), graph(schedule)
     times = costs.per_stage(schedule.num_stages)
     duration = [times[kind][stage] for stage, kind, _ in g.actions]
+    size = _message_bytes(schedule, g, costs)
     again = [0.0] * len(duration)
     if remat:
-        forward = times[Kind.F]
-        again = [forward[a.stage] if a.kind in (Kind.B, Kind.I) else 0.0 for a in g.actions]
-    clock = _Clock(schedule, g, costs)
-    start = clock.run(duration, again, early=remat == "early")
+        again = [times[Kind.F][stage] if kind in (Kind.B, Kind.I) else 0.0 for stage, kind, _ in g.actions]
+    link = costs.comm if isinstance(costs.comm, Link) else Link(costs.comm, math.inf)
+    start, arrival, begins_again = _run(g, duration, again, size, link, early=remat == "early")
     end = [t + d for t, d in zip(start, duration, strict=True)]
-    spans = _spans(schedule, g, start, end)
+    if math.isinf(max(arrival)):
+        raise CostError(f"the times of {schedule.name!r} add up to more than a float can hold: take a larger unit")
+    spans: Iterable[Span] = map(Span, g.rank_of, g.actions, start, end)
     if remat:
-        spans = _with_recomputation(spans, clock.began_again, again, g)
-    return Trace(schedule, spans, _messages(schedule, g, costs, end, clock.arrival), "simulated")
+        spans = _with_recomputation(spans, begins_again, again)
+    messages = (
+        Message(g.actions[i], g.actions[reader], g.rank_of[i], g.rank_of[reader], end[i], arrival[i], size[i])
+        for i, reader in enumerate(g.reader)
+        if reader >= 0
+    )
+    return Trace(schedule, tuple(spans), tuple(messages), "simulated")
 
 
-class _Clock:
-    """Runs every rank through its order; one pass over the actions."""
+def in_order_of_start(schedule: Schedule) -> list[Action]:
+    """All actions of `schedule`, one behind the other as they start with F = I = W = U = 1 and free messages.
 
-    def __init__(self, schedule: Schedule, g: Graph, costs: Costs) -> None:
-        self.schedule, self.g = schedule, g
-        self.link = costs.comm if isinstance(costs.comm, Link) else None
-        delay = 0.0 if isinstance(costs.comm, Link) else costs.comm
-        self.hop = [delay if reader >= 0 else 0.0 for reader in g.reader]  # time from an action's end to its reader
-        self.bytes = _message_bytes(schedule, g, costs) if self.link else []
-        self.arrival: list[float] = []
-        self.began_again: list[float] = []
+    No action comes before one that it needs. Raises ScheduleError where the schedule cannot run.
+    """
+    spans = simulate(schedule, Costs(U=1.0)).spans  # with times of 0, a reader could start with its maker
+    return [span.action for span in sorted(spans, key=lambda span: span.start)]
 
-    def run(self, duration: list[float], again: list[float], *, early: bool) -> list[float]:
-        """The start of every action; `again` is the time of the recomputation before it."""
-        g, hop, link = self.g, self.hop, self.link
-        neighbour = g.neighbour  # only they make a rank wait: what its own stage makes comes earlier in its order
-        recomputes = any(again)
-        start = [0.0] * len(duration)
-        arrival = [-1.0] * len(duration)  # when an action's value is where its neighbour reads it; -1: not yet
-        began_again = [0.0] * len(duration) if recomputes else []
-        position, clock = g.first[:-1], [0.0] * self.schedule.num_ranks
-        wire_free: dict[tuple[int, int], float] = {}
-        waiting: dict[int, int] = {}
-        ready = list(range(self.schedule.num_ranks))
-        while ready:
-            rank = ready.pop()
-            index, stop, now = position[rank], g.first[rank + 1], clock[rank]
-            while index < stop:
-                source = neighbour[index]
-                needed = now
-                if source >= 0:
-                    needed = arrival[source]
-                    if needed < 0.0:
-                        waiting[source] = rank
-                        break
-                if recomputes and again[index]:
-                    begin = now if early else max(now, needed)
-                    began_again[index] = begin
-                    now = begin + again[index]
-                if needed > now:
-                    now = needed
-                start[index] = now
-                now += duration[index]
-                if link is not None and g.reader[index] >= 0:
-                    arrival[index] = self._over(link, index, now, rank, wire_free)
-                else:
-                    arrival[index] = now + hop[index]
-                if index in waiting:
-                    ready.append(waiting.pop(index))
-                index += 1
-            position[rank], clock[rank] = index, now
-        self.arrival, self.began_again = arrival, began_again
-        return start
 
-    def _over(self, link: Link, index: int, end: float, rank: int, wire_free: dict[tuple[int, int], float]) -> float:
-        wire = (rank, self.g.rank_of(self.g.reader[index]))
-        leaves = max(end, wire_free.get(wire, 0.0)) + self.bytes[index] / link.bytes_per_s
-        wire_free[wire] = leaves
-        return leaves + link.latency_s
+def _run(
+    g: Graph, duration: list[float], again: list[float], size: list[float], link: Link, *, early: bool
+) -> tuple[list[float], list[float], list[float]]:
+    """When every action starts, when its value is where it is read, and when its recomputation (`again`) begins.
+
+    Every rank goes through its order, and waits where a value is not made yet: one pass over the actions.
+    """
+    neighbour, reader = g.neighbour, g.reader  # what its own stage makes comes earlier in a rank's order: no wait
+    start, begins_again = [0.0] * len(duration), [0.0] * len(duration)
+    arrival = [-1.0] * len(duration)  # -1: not made yet
+    position, clock = g.first[:-1], [0.0] * (len(g.first) - 1)
+    wire_free: dict[tuple[int, int], float] = {}
+    waiting: dict[int, int] = {}
+    ready = list(range(len(clock)))
+    while ready:
+        rank = ready.pop()
+        index, stop, now = position[rank], g.first[rank + 1], clock[rank]
+        while index < stop:
+            source = neighbour[index]
+            needed = now if source < 0 else arrival[source]
+            if needed < 0.0:
+                waiting[source] = rank
+                break
+            if again[index]:
+                begins_again[index] = now if early else max(now, needed)
+                now = begins_again[index] + again[index]
+            if needed > now:
+                now = needed
+            start[index] = now
+            now += duration[index]
+            arrival[index] = now
+            if reader[index] >= 0:
+                wire = (rank, g.rank_of[reader[index]])
+                leaves = max(now, wire_free.get(wire, 0.0)) + size[index] / link.bytes_per_s
+                wire_free[wire] = leaves
+                arrival[index] = leaves + link.latency_s
+            if index in waiting:
+                ready.append(waiting.pop(index))
+            index += 1
+        position[rank], clock[rank] = index, now
+    return start, arrival, begins_again
 
 
 def _message_bytes(schedule: Schedule, g: Graph, costs: Costs) -> list[float]:
@@ -114,31 +114,10 @@ def _message_bytes(schedule: Schedule, g: Graph, costs: Costs) -> list[float]:
     ]
 
 
-def _spans(schedule: Schedule, g: Graph, start: list[float], end: list[float]) -> tuple[Span, ...]:
-    rank_of = [rank for rank in range(schedule.num_ranks) for _ in range(g.first[rank], g.first[rank + 1])]
-    return tuple(map(Span, rank_of, g.actions, start, end))
-
-
-def _with_recomputation(spans: tuple[Span, ...], began: list[float], again: list[float], g: Graph) -> tuple[Span, ...]:
+def _with_recomputation(spans: Iterable[Span], begins: list[float], again: list[float]) -> Iterator[Span]:
     """Every backward's span behind that of its recomputation."""
-    out: list[Span] = []
-    for index, span in enumerate(spans):
-        if again[index]:
-            forward = g.actions[index]._replace(kind=Kind.F)
-            out.append(Span(span.rank, forward, began[index], began[index] + again[index], recompute=True))
-        out.append(span)
-    return tuple(out)
-
-
-def _messages(
-    schedule: Schedule, g: Graph, costs: Costs, end: list[float], arrival: list[float]
-) -> tuple[Message, ...]:
-    weight = _message_bytes(schedule, g, costs) if costs.boundary_bytes else [0.0] * len(end)
-    rank_of = [rank for rank in range(schedule.num_ranks) for _ in range(g.first[rank], g.first[rank + 1])]
-    return tuple(
-        Message(action, g.actions[reader], rank, rank_of[reader], sent, arrived, size)
-        for action, reader, rank, sent, arrived, size in zip(
-            g.actions, g.reader, rank_of, end, arrival, weight, strict=True
-        )
-        if reader >= 0
-    )
+    for span, begin, duration in zip(spans, begins, again, strict=True):
+        if duration:
+            forward = span.action._replace(kind=Kind.F)
+            yield Span(span.rank, forward, begin, begin + duration, recompute=True)
+        yield span

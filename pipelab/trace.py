@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pipelab.action import Action, Kind
-from pipelab.errors import CostError
+from pipelab.errors import CostError, SizeError
 from pipelab.schedule import Schedule
 
 Source = Literal["simulated", "paced", "measured"]
@@ -54,6 +54,16 @@ class Message(NamedTuple):
     sent: float
     arrived: float
     bytes: float = 0.0
+
+
+def timed(found: object) -> Trace:
+    """`found`, if it is a Trace; else raises CostError, which says where to get one."""
+    if not isinstance(found, Trace):
+        raise CostError(
+            f"this needs the times of a Trace, and {type(found).__name__} has none: "
+            "give simulate(schedule), or the trace of a step, result.trace"
+        )
+    return found
 
 
 class IdleByPhase(NamedTuple):
@@ -101,6 +111,11 @@ class Trace:
         """The last end of all ranks. Raises CostError where the trace is empty."""
         return max(self._filled, key=lambda s: s.end).end
 
+    def _row(self, rank: int) -> tuple[Span, ...]:
+        if rank not in range(self.num_ranks):
+            raise SizeError(f"the trace of {self.schedule.name!r} has ranks 0 to {self.num_ranks - 1}, got {rank!r}")
+        return self.by_rank[rank]
+
     @property
     def _filled(self) -> tuple[Span, ...]:
         if not self.spans:
@@ -113,8 +128,8 @@ class Trace:
         return self.end - self.start
 
     def busy(self, rank: int) -> float:
-        """Time that `rank` spends on actions."""
-        return math.fsum(span.end - span.start for span in self.by_rank[rank])
+        """Time that `rank` spends on actions. Raises SizeError for a rank that there is not."""
+        return math.fsum(span.end - span.start for span in self._row(rank))
 
     def idle(self, rank: int) -> float:
         """Time between the trace's first start and last end that `rank` does not spend on actions."""
@@ -134,11 +149,12 @@ class Trace:
 
     @property
     def longest_rank_span(self) -> float:
-        """The longest time that one rank takes from its own first start to its own last end.
+        """The longest time that one rank takes from its own first start to its own last end. Raises CostError if empty.
 
         The cost that the zero-bubble papers quote for ZB-H2 and for their search: the next step of a rank need not wait
         for the others (Qi et al. 2023, section 4).
         """
+        _ = self._filled  # raises
         return max(row[-1].end - row[0].start for row in self.by_rank if row)
 
     def ends(self) -> dict[str, float]:
@@ -154,7 +170,7 @@ class Trace:
 
     def idle_by_phase(self, rank: int) -> IdleByPhase:
         """Idle time of `rank` before its first backward (warmup), after its last forward (cooldown), and between."""
-        row = [s for s in self.by_rank[rank] if not s.recompute]
+        row = [s for s in self._row(rank) if not s.recompute]
         first_backward = min((s.start for s in row if s.action.kind in (Kind.B, Kind.I)), default=self.end)
         last_forward = max((s.end for s in row if s.action.kind is Kind.F), default=self.start)
         cooldown_from = max(first_backward, last_forward)

@@ -24,6 +24,8 @@ def validate(schedule: Schedule) -> None:
     holds the stage. Can run: no action comes before one that it needs, on its own rank or around a circle of ranks.
     The verdict is kept with the schedule, so that asking again costs nothing.
     """
+    if not isinstance(schedule, Schedule):
+        raise ScheduleError(f"expected a Schedule, as pl.one_f_one_b(4, 8) makes one, got {schedule!r}")
     if schedule.__dict__.get("_valid"):
         return
     reasons = [*_misplaced(schedule), *_incomplete(schedule)]
@@ -39,7 +41,7 @@ def _misplaced(schedule: Schedule) -> list[str]:
     reasons = []
     stages, batches = schedule.num_stages, schedule.num_microbatches
     for rank in sorted(set(schedule.placement)):
-        if not 0 <= rank < schedule.num_ranks:
+        if rank >= schedule.num_ranks:
             stage, ranks = schedule.placement.index(rank), schedule.num_ranks
             reasons.append(f"stage {stage} is placed on rank {rank}, but there are {ranks} ranks")
     for rank, order in enumerate(schedule.ranks):
@@ -47,9 +49,9 @@ def _misplaced(schedule: Schedule) -> list[str]:
             reasons.append(f"rank {rank} has nothing to do")
         for position, action in enumerate(order):
             stage, _, microbatch = action
-            if not 0 <= stage < stages:
+            if stage >= stages:
                 reason = f"names stage {stage}, but there are {stages} (0 to {stages - 1})"
-            elif not 0 <= microbatch < batches:
+            elif microbatch >= batches:
                 reason = f"names micro-batch {microbatch}, but there are {batches} (0 to {batches - 1})"
             elif schedule.placement[stage] != rank:
                 reason = f"belongs to stage {stage}, which is on rank {schedule.placement[stage]}"
@@ -66,7 +68,7 @@ def _incomplete(schedule: Schedule) -> list[str]:
     for order in schedule.ranks:
         for action in order:
             stage, kind, microbatch = action
-            if 0 <= stage < schedule.num_stages and 0 <= microbatch < schedule.num_microbatches:
+            if stage < schedule.num_stages and microbatch < schedule.num_microbatches:
                 place = stage * schedule.num_microbatches + microbatch
                 if seen[place] & _BIT[kind]:
                     doubled[action] += 1
@@ -106,7 +108,7 @@ def _too_early(schedule: Schedule) -> list[str]:
     g = graph(schedule)
     reasons = []
     for index, source in enumerate(g.own):
-        if source > index and g.rank_of(source) == g.rank_of(index):
+        if source > index and g.rank_of[source] == g.rank_of[index]:
             action = g.actions[index]
             reasons.append(f"{g.place(index)}: {action} comes before {g.actions[source]} ({_WHY[action.kind]})")
     return reasons
@@ -116,6 +118,6 @@ def _circle(schedule: Schedule) -> list[str]:
     g = graph(schedule)
     return [
         f"{g.place(index)}: {g.actions[index]} waits for {g.actions[source]} at {g.place(source)}, "
-        + ("later in its own order" if g.rank_of(source) == rank else "which is never reached")
+        + ("later in its own order" if g.rank_of[source] == rank else "which is never reached")
         for rank, index, source in waits(schedule)
     ]

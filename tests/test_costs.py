@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from pipelab import CostError, Costs, Kind, Link, Schedule, gpipe, simulate
+from pipelab import CostError, Costs, Kind, Link, Schedule, ScheduleError, gpipe, search, simulate
 
 
 def test_defaults_are_unit_times_without_delay():
@@ -35,7 +35,7 @@ def test_arrays_are_sequences():
     assert Costs(F=np.float32(2)).F == 2.0
 
 
-@pytest.mark.parametrize("bad", [-1, math.nan, math.inf, "long", None, True, [1, -2], [[1], [2]], []])
+@pytest.mark.parametrize("bad", [-1, math.nan, math.inf, 10**400, "3", b"1", None, True, [1, -2], [[1], [2]], []])
 def test_times_that_are_none(bad):
     with pytest.raises(CostError, match=r"F(\[\d\])? (must be|is an empty sequence)"):
         Costs(F=bad)
@@ -52,6 +52,31 @@ def test_link_refuses():
         Link(-1, 1e9)
     with pytest.raises(CostError, match="bytes_per_s must be positive"):
         Link(0, 0)
+    with pytest.raises(CostError, match="bytes_per_s must be a number, got '3'"):
+        Link(0, "3")
+
+
+def test_link_takes_its_latency_and_then_a_time_for_every_byte():
+    assert Link(0.5, 10).seconds(20) == 2.5
+    assert Link(0.5, math.inf).seconds(20) == 0.5
+
+
+@pytest.mark.parametrize("bad", [2.0, {"F": 1}, Link(0, 1)])
+def test_costs_are_asked_for_by_name(bad):
+    for ask in (lambda: simulate(gpipe(2, 2), bad), lambda: search(2, 2, bad, memory_limit=2)):
+        with pytest.raises(CostError, match=r"costs must be Costs, as in Costs\(F=1, B=2\), got"):
+            ask()
+
+
+def test_costs_of_a_trace_are_asked_of_a_trace():
+    with pytest.raises(CostError, match=r"the times of a Trace, and Schedule has none: give simulate\(schedule\)"):
+        Costs.from_trace(gpipe(2, 2))
+
+
+def test_split_in_a_v_lays_every_other_pass_backwards():
+    assert Costs(F=[2, 4]).split(2, "v").F == (1, 2, 2, 1)
+    with pytest.raises(ScheduleError, match="in a 'loop' or a 'v', got 'V'"):
+        Costs(F=[2, 4]).split(2, "V")
 
 
 def test_wrong_length_names_both_numbers():

@@ -39,6 +39,17 @@ def test_a_value_used_before_it_is_received():
         validate_program(Program(program.schedule, early))
 
 
+def test_a_program_that_leaves_actions_out_or_changes_their_order():
+    program, f = lower(gpipe(2, 2)), Action.from_text
+    with pytest.raises(ScheduleError, match="does not run its schedule, 2 reasons") as caught:
+        validate_program(Program(program.schedule, ()))
+    assert caught.value.reasons[1].startswith("rank 1 runs 0 actions, the schedule has 4,")
+    alone = gpipe(1, 2)
+    swapped = tuple(map(Run, map(f, ("0F0", "0F1", "0B1", "0B0"))))
+    with pytest.raises(ScheduleError, match=r"rank 0 runs 4 actions, .* has 4, and the first 2 are the same"):
+        validate_program(Program(alone, (swapped,)))
+
+
 def test_lowered_1f1b_by_hand():
     assert str(lower(one_f_one_b(2, 2))).splitlines() == [
         "rank 0: 0F0, send 0F0 to 1, 0F1, send 0F1 to 1, receive 1B0 from 1, 0B0, receive 1B1 from 1, 0B1",

@@ -109,6 +109,12 @@ def test_memory_refuses_a_weight_part_that_is_no_part(weight_part):
         pl.peak_activations(pl.simulate(pl.gpipe(2, 3)), weight_part)
 
 
+def test_memory_is_asked_of_a_trace():
+    for ask in (pl.peak_activations, lambda schedule: pl.memory_curve(schedule, 1)):
+        with pytest.raises(CostError, match="needs the times of a Trace, and Schedule has none"):
+            ask(pl.gpipe(2, 3))
+
+
 def test_memory_measured_holds_each_number_from_the_end_of_its_span():
     trace = pl.simulate(pl.gpipe(2, 1), pl.Costs(F=1, B=2))
     curve = MemoryCurve.measured(trace, [[5, 0], [7, 0]])

@@ -3,6 +3,7 @@
 import pytest
 
 from pipelab import Action, Kind, Schedule, ScheduleError, SizeError, gpipe, naive, one_f_one_b
+from pipelab.schedule import placed
 
 # Narayanan et al. 2021, figure 3, top: 1F1B with 4 devices and 8 micro-batches (0-based here)
 ONE_F_ONE_B_4_8 = """
@@ -20,7 +21,7 @@ def test_action_text_round_trip(kind):
     assert Action.from_text(str(action)) == action
 
 
-@pytest.mark.parametrize("word", ["", "F0", "2X0", "2F", "-1F0", "2F0 2F1", "2f0"])
+@pytest.mark.parametrize("word", ["", "F0", "2X0", "2F", "-1F0", "2F0 2F1", "2f0", "2F" + 5000 * "9", None, 3])
 def test_action_refuses_other_words(word):
     with pytest.raises(ScheduleError, match="is no action: write stage, one of F, B, I, W, U, and micro-batch"):
         Action.from_text(word)
@@ -151,6 +152,57 @@ def test_a_rank_may_hold_several_stages():
     assert schedule.placement == (0, 1, 1, 0)
     assert schedule.stages_on(0) == (0, 3)
     assert schedule.stages_per_rank == 2
-    assert schedule.is_first_stage(0)
     assert schedule.is_last_stage(3)
     assert not schedule.is_last_stage(1)
+
+
+F0 = Action(0, Kind.F, 0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        (None, "takes a row of actions for every rank, got None"),
+        ((F0,), "rank 0, position 0: expected an Action .*, got 0;"),
+        ([["0F0", "0B0"]], "rank 0, position 0: expected an Action .*, got '0F0'; Schedule.from_text reads 0F0"),
+        ([[F0, (0, "B", 0)]], r"rank 0, position 1: expected an Action .*, got \(0, 'B', 0\)"),
+        ([[F0], [Action(1, "F", 0)]], "rank 1, position 0: expected an Action of two ints from 0 and a Kind"),
+        ([[Action(-1, Kind.F, 0)]], r"expected an Action of two ints from 0 .*, got \(-1, "),
+        ([[Action(0, Kind.F, 0.5)]], "expected an Action of two ints"),
+        (
+            [[Action(0, Kind.F, 10**8)]],
+            "1 actions for 1 stages and 100,000,001 micro-batches: is a number mistyped",
+        ),
+        ([[Action(10**8, Kind.F, 0)]], "for 100,000,001 stages and 1 micro-batches: is a number mistyped"),
+    ],
+)
+def test_schedule_refuses_what_is_no_action(ranks, message):
+    with pytest.raises(ScheduleError, match=message):
+        Schedule("wrong", ranks)
+
+
+@pytest.mark.parametrize("placement", [("0",), (-1,), (0.5,), (None,)])
+def test_schedule_refuses_a_placement_on_no_rank(placement):
+    with pytest.raises(SizeError, match="the rank of stage 0 must be"):
+        Schedule("wrong", gpipe(1, 1).ranks, placement)
+
+
+def test_text_keeps_a_name_with_a_colon():
+    assert Schedule.from_text(Schedule("mine: 2", gpipe(2, 1).ranks).to_text()).name == "mine: 2"
+
+
+def test_csv_saved_by_a_spreadsheet_and_what_is_no_text(tmp_path):
+    path = tmp_path / "sheet.csv"
+    path.write_bytes(b"\xef\xbb\xbf0F0,0B0\r\n")  # with a byte order mark
+    assert Schedule.from_csv(path) == gpipe(1, 1)
+    for junk in (b"\xff\xfe0\x00F\x00", b"x" * 200_000):
+        path.write_bytes(junk)
+        with pytest.raises(ScheduleError, match="is no CSV text"):
+            Schedule.from_csv(path)
+
+
+def test_placed_in_a_loop_and_in_a_v():
+    assert placed(3, 2) == (0, 1, 2, 0, 1, 2)
+    assert placed(3, 3, "v") == (0, 1, 2, 2, 1, 0, 0, 1, 2)
+    with pytest.raises(ScheduleError, match="in a 'loop' or a 'v', got 'w'"):
+        placed(3, 2, "w")

@@ -228,7 +228,7 @@ def test_search_names_the_smallest_limit_that_works():
     [
         ({"memory_limit": math.nan}, pl.CostError, "memory_limit must be a number, got nan"),
         ({"memory_limit": "4"}, pl.CostError, "memory_limit must be a number, got '4'"),
-        ({"weight_part": 1.2}, pl.CostError, "weight_part is a share .*, from 0 to 1, got 1.2"),
+        ({"weight_part": 1.2}, pl.CostError, "weight_part must be a number from 0 to 1, got 1.2"),
         ({"placement": "w"}, pl.ScheduleError, "placement must be 'one', 'loop' or 'v', got 'w'"),
         ({"stages_per_rank": 2}, pl.SizeError, "puts one stage on a rank, got stages_per_rank=2"),
         ({"stages_per_rank": 0, "placement": "v"}, pl.SizeError, "stages_per_rank must be at least 1, got 0"),

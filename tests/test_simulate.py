@@ -4,7 +4,22 @@ import json
 
 import pytest
 
-from pipelab import Action, CostError, Costs, Kind, Link, Schedule, ScheduleError, gpipe, naive, one_f_one_b, simulate
+from pipelab import (
+    Action,
+    CostError,
+    Costs,
+    Kind,
+    Link,
+    Schedule,
+    ScheduleError,
+    SizeError,
+    gpipe,
+    naive,
+    one_f_one_b,
+    pipedream,
+    simulate,
+)
+from pipelab.simulate import in_order_of_start
 from pipelab.trace import Trace
 
 # Ranks 0 and 1, two micro-batches, F = 1, B = 2, one hop takes 0.5. Worked out with pencil and paper:
@@ -179,7 +194,28 @@ def test_empty_trace_says_so():
         _ = empty.makespan
     with pytest.raises(CostError, match="takes no time"):
         _ = simulate(naive(2), Costs(F=0, I=0, W=0)).bubble_fraction
+    with pytest.raises(CostError, match="holds no spans"):
+        _ = empty.longest_rank_span
     assert "empty" in repr(empty)
+
+
+@pytest.mark.parametrize("rank", [2, -1, "0"])
+def test_trace_knows_its_ranks(rank):
+    trace = simulate(naive(2))
+    for ask in (trace.busy, trace.idle, trace.idle_by_phase):
+        with pytest.raises(SizeError, match="the trace of 'naive' has ranks 0 to 1, got"):
+            ask(rank)
+
+
+def test_times_that_overflow_are_refused():
+    with pytest.raises(CostError, match="'naive' add up to more than a float can hold: take a larger unit"):
+        simulate(naive(2), Costs(F=1e308, B=1e308))
+
+
+def test_order_of_start_has_every_maker_before_its_readers():
+    # by hand, with F = U = 1 and B = 2; an update without a time would begin with the forward that reads its weights
+    order = " ".join(map(str, in_order_of_start(pipedream(2, 2))))
+    assert order == "0F0 0F1 1F0 1B0 0B0 1U0 1F1 0U0 1B1 0B1 1U1 0U1"
 
 
 def test_repr_gives_the_denominator():

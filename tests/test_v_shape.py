@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pipelab as pl
-from pipelab.schedules._block import block, repeat, tight_block, v_placement
+from pipelab.schedule import placed
+from pipelab.schedules._block import block, repeat, tight_block
 
 slots = pl.Costs(F=1, I=1, W=1)  # each of a rank's two stages takes one slot for F, I and W
 
@@ -84,8 +85,8 @@ def test_v_shape_idle_and_peak_trade_places():
 
 
 def test_v_shape_block_is_v_mins_of_the_docstring():
-    assert tight_block(v_placement(2), down=1, up=1, period=6) == (0, 1, 2, 3, 4, 5, 6, 7)
-    wish = repeat((0, 1, 2, 3, 4, 5, 6, 7), v_placement(2), 2, 6)
+    assert tight_block(placed(2, 2, "v"), down=1, up=1, period=6) == (0, 1, 2, 3, 4, 5, 6, 7)
+    wish = repeat((0, 1, 2, 3, 4, 5, 6, 7), placed(2, 2, "v"), 2, 6)
     assert wish == (
         (0, 3, 4, 0, 7, 3, 4, 7),
         (1, 2, 5, 6, 1, 2, 5, 6),
@@ -95,17 +96,17 @@ def test_v_shape_block_is_v_mins_of_the_docstring():
 @pytest.mark.parametrize(("down", "up"), [(1, 1), (2, 1), (4, 2)])
 @pytest.mark.parametrize("p", range(1, 17))
 def test_v_shape_tight_block_can_be_repeated(p, down, up):
-    slots_of = tight_block(v_placement(p), down=down, up=up, period=6)
+    slots_of = tight_block(placed(p, 2, "v"), down=down, up=up, period=6)
     for rank in range(p):
         mine = [slots_of[s] % 6 for s in (rank, 2 * p - 1 - rank, 2 * p + rank, 4 * p - 1 - rank)]
         assert len(set(mine)) == 4  # which leaves two of six slots for W
     assert list(slots_of) == sorted(slots_of)
-    assert slots_of[-1] >= block(v_placement(p), down=down, up=up)[-1]
+    assert slots_of[-1] >= block(placed(p, 2, "v"), down=down, up=up)[-1]
 
 
 def test_v_shape_lifespans_of_v_min_add_up_to_a_third_of_1f1bs():
     p = 16
-    slots_of = tight_block(v_placement(p), down=1, up=1, period=6)
+    slots_of = tight_block(placed(p, 2, "v"), down=1, up=1, period=6)
     for rank in range(p):
         first, second = slots_of[4 * p - 1 - rank] - slots_of[rank], slots_of[2 * p + rank] - slots_of[2 * p - 1 - rank]
         assert (first + second) / 6 == pytest.approx(2 * p / 3, abs=1)  # in stages: p / 3 micro-batches of a whole rank

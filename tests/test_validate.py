@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelab import Action, Kind, Schedule, ScheduleError, gpipe, one_f_one_b, validate
+from pipelab import Action, Kind, Schedule, ScheduleError, gpipe, one_f_one_b, simulate, validate
 from pipelab.dependencies import blocked, needs, waits
 
 
@@ -22,6 +22,11 @@ def action(text):
 )
 def test_needs_of_a_full_backward(of, expected):
     assert needs(action(of), gpipe(3, 2)) == tuple(map(action, expected))
+
+
+def test_needs_of_an_action_that_is_not_there():
+    with pytest.raises(ScheduleError, match="schedule 'gpipe' has no action 0W0"):
+        needs(action("0W0"), gpipe(3, 2))
 
 
 def test_needs_of_a_split_backward_beside_a_full_one():
@@ -80,11 +85,24 @@ def test_action_on_the_wrong_rank():
     )
 
 
-def test_stage_out_of_range_and_negative():
-    order = (Action(0, Kind.F, 0), Action(0, Kind.B, 0), Action(-1, Kind.F, 0), Action(0, Kind.F, -1))
-    with pytest.raises(ScheduleError, match="names stage -1, but there are 1") as caught:
-        validate(Schedule("negative", (order,), (0,), 1))
-    assert "names micro-batch -1, but there are 1 (0 to 0)" in caught.value.reasons[1]
+def test_stage_and_microbatch_out_of_range():
+    order = (Action(0, Kind.F, 0), Action(0, Kind.B, 0), Action(1, Kind.F, 0), Action(0, Kind.F, 1))
+    with pytest.raises(ScheduleError, match="names stage 1, but there are 1") as caught:
+        validate(Schedule("too far", (order,), (0,), 1))
+    assert "names micro-batch 1, but there are 1 (0 to 0)" in caught.value.reasons[1]
+
+
+def test_validate_is_asked_about_a_schedule():
+    with pytest.raises(ScheduleError, match=r"expected a Schedule, as pl.one_f_one_b\(4, 8\) makes one, got <Trace"):
+        validate(simulate(gpipe(2, 2)))
+
+
+def test_message_lists_the_first_hundred_reasons():
+    with pytest.raises(ScheduleError) as caught:
+        validate(Schedule.from_text("0F0 0B0", num_microbatches=300))
+    assert len(caught.value.reasons) == 2 * 299
+    lines = str(caught.value).splitlines()
+    assert (len(lines), lines[-1]) == (102, "  and 498 more, in .reasons")
 
 
 def test_rank_without_work():

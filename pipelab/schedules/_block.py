@@ -26,11 +26,6 @@ def stations(placement: tuple[int, ...]) -> tuple[int, ...]:
     return placement + placement[::-1]
 
 
-def v_placement(num_ranks: int) -> tuple[int, ...]:
-    """Rank r holds stages r and 2p - 1 - r: down the ranks and up again."""
-    return (*range(num_ranks), *reversed(range(num_ranks)))
-
-
 def block(placement: tuple[int, ...], *, down: float, up: float, pauses: tuple[int, ...] = ()) -> Block:
     """The block that takes `down` slots from a rank to the next, `up` slots from a rank to the one before.
 

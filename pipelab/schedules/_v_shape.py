@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pipelab.errors import ScheduleError, positive_integer
-from pipelab.schedule import Schedule
-from pipelab.schedules._block import repeat, tight_block, v_placement
+from pipelab.schedule import Schedule, placed
+from pipelab.schedules._block import repeat, tight_block
 from pipelab.schedules._squeeze import squeeze
 from pipelab.schedules._task import Task
 
@@ -23,7 +23,7 @@ def v_shaped(
     """
     p = positive_integer("num_ranks", num_ranks)
     m = positive_integer("num_microbatches", num_microbatches)
-    placement = v_placement(p)
+    placement = placed(p, 2, "v")
     wish = repeat(tight_block(placement, down=down, up=up, period=_PERIOD), placement, m, _PERIOD)
     slot = (1.0,) * len(placement)
     hop = (0.0,) * (len(placement) - 1)

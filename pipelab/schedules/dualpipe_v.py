@@ -7,8 +7,7 @@ from itertools import count
 
 from pipelab.action import Action, Kind
 from pipelab.errors import SizeError, positive_integer
-from pipelab.schedule import Schedule
-from pipelab.schedules._block import v_placement
+from pipelab.schedule import Schedule, placed
 
 F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741
 
@@ -30,7 +29,7 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
             f"dualpipe_v needs at least two micro-batches a rank (a pair for every rank to overlap), "
             f"got {m} for {p} ranks; the nearest is {2 * p}"
         )
-    return Schedule("dualpipe_v", tuple(tuple(_order(rank, p, m)) for rank in range(p)), v_placement(p), m)
+    return Schedule("dualpipe_v", tuple(tuple(_order(rank, p, m)) for rank in range(p)), placed(p, 2, "v"), m)
 
 
 def _order(rank: int, p: int, m: int) -> Iterator[Action]:

@@ -18,10 +18,10 @@ from functools import partial
 from typing import Literal
 
 from pipelab.action import Action, Kind
-from pipelab.costs import Costs, Link
-from pipelab.errors import CostError, ScheduleError, SizeError, positive_integer
+from pipelab.costs import Costs, Link, or_unit
+from pipelab.errors import ScheduleError, SizeError, amount, positive_integer
 from pipelab.memory import peak_activations
-from pipelab.schedule import Schedule
+from pipelab.schedule import Schedule, placed
 from pipelab.schedules._climb import climb
 from pipelab.schedules._task import Task
 from pipelab.schedules.breadth_first import breadth_first
@@ -69,11 +69,11 @@ def search(
     """
     p = positive_integer("num_ranks", num_ranks)
     m = positive_integer("num_microbatches", num_microbatches)
-    costs = Costs() if costs is None else costs
+    costs = or_unit(costs)
     stages = _placed(p, placement, stages_per_rank)
     if objective not in ("span", "makespan"):
         raise ScheduleError(f"objective must be 'span' or 'makespan', got {objective!r}")
-    part, limit = _share(weight_part), _limit(memory_limit)
+    part, limit = amount("weight_part", weight_part, most=1), _limit(memory_limit)
     times = costs.per_stage(len(stages))
     task = Task(
         placement=stages,
@@ -142,40 +142,21 @@ def _placed(p: int, placement: str, stages_per_rank: int | None) -> tuple[int, .
     v = usual if stages_per_rank is None else positive_integer("stages_per_rank", stages_per_rank)
     if placement == "one" and v != 1:
         raise SizeError(f"placement 'one' puts one stage on a rank, got stages_per_rank={v}: ask for 'loop' or 'v'")
-    turns = [range(p) if placement == "loop" or turn % 2 == 0 else reversed(range(p)) for turn in range(v)]
-    return tuple(rank for turn in turns for rank in turn)
+    return placed(p, v, "v" if placement == "v" else "loop")
 
 
 def _hops(costs: Costs, num_stages: int) -> tuple[float, ...]:
     """The delay between each stage and the next. Only `simulate`, which has the last word, lets messages queue."""
     if not isinstance(costs.comm, Link):
         return (costs.comm,) * (num_stages - 1)
-    weights = costs.bytes_per_stage(num_stages)[:-1]
-    return tuple(costs.comm.latency_s + weight / costs.comm.bytes_per_s for weight in weights)
+    return tuple(map(costs.comm.seconds, costs.bytes_per_stage(num_stages)[:-1]))
 
 
 def _limit(memory_limit: float) -> float:
-    limit = _number("memory_limit", memory_limit)
+    limit = math.inf if memory_limit == math.inf else amount("memory_limit", memory_limit)
     if limit < 1:
         raise ScheduleError(
             f"no order keeps to memory_limit={limit:g}: a rank holds one whole micro-batch between its forward and its "
             "backward, so the smallest limit that works is 1"
         )
     return limit
-
-
-def _share(weight_part: float) -> float:
-    share = _number("weight_part", weight_part)
-    if not 0 <= share <= 1:
-        raise CostError(f"weight_part is a share of a micro-batch's activations, from 0 to 1, got {share:g}")
-    return share
-
-
-def _number(name: str, value: object) -> float:
-    try:
-        number = math.nan if isinstance(value, (bool, str)) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        number = math.nan
-    if math.isnan(number):
-        raise CostError(f"{name} must be a number, got {value!r}")
-    return number

@@ -7,8 +7,7 @@ from itertools import count
 
 from pipelab.action import Action, Kind
 from pipelab.errors import positive_integer
-from pipelab.schedule import Schedule
-from pipelab.schedules._block import v_placement
+from pipelab.schedule import Schedule, placed
 
 F, I, W = Kind.F, Kind.I, Kind.W  # noqa: E741
 
@@ -26,7 +25,7 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
     p = positive_integer("num_ranks", num_ranks)
     m = positive_integer("num_microbatches", num_microbatches)
     ranks = (tuple(a for a in _order(rank, p, max(m, 2 * p - 1)) if a.microbatch < m) for rank in range(p))
-    return Schedule("zb_v", tuple(ranks), v_placement(p), m)
+    return Schedule("zb_v", tuple(ranks), placed(p, 2, "v"), m)
 
 
 def _order(rank: int, p: int, m: int) -> Iterator[Action]:

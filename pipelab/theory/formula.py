@@ -131,9 +131,10 @@ def _exact(name: str, value: Any) -> Expr:
 
 def exact_number(name: str, value: Any) -> Expr:
     """`value` as a sympy Rational; a float is the decimal that was written, not its nearest binary."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+    exact = isinstance(value, Rational) and not isinstance(value, bool)
+    if not exact and (isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value)):
         raise FormulaError(f"{name} must be a finite number, got {value!r}")
-    if isinstance(value, Rational):
+    if exact:
         return sympy.Rational(value.numerator, value.denominator)
     return sympy.Rational(repr(float(value)))
 
