@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import pipelab as pl
 from pipelab.costs import Costs, Link
 from pipelab.errors import CostError, PlanError, SizeError
-from pipelab.planner import Hardware, Transformer, plan
+from pipelab.planner import Hardware, Measured, Transformer, plan
 from pipelab.planner.duration import makespan
 from pipelab.planner.footprint import in_flight, state_bytes
 from pipelab.planner.presets import PRESETS, gpipe_transformer
@@ -328,8 +328,12 @@ def test_planner_measures_a_module() -> None:
     ("asked", "error", "message"),
     [
         ({"batch": 0}, SizeError, "batch must be at least 1, got 0"),
-        ({"max_bubble": 15}, SizeError, "max_bubble is a part of the makespan, from 0 to 1, got 15"),
-        ({"memory": -1.0}, CostError, "memory_bytes must be a positive number, got -1.0"),
+        ({"max_bubble": 15}, CostError, "max_bubble must be a number from 0 to 1, got 15"),
+        ({"max_bubble": "15"}, CostError, "max_bubble must be a number, got '15'"),
+        ({"memory": -1.0}, CostError, "memory_bytes must be finite and not negative, got -1.0"),
+        ({"memory": 0}, CostError, "memory_bytes must be more than 0"),
+        ({"link": 25e9}, CostError, r"between must be a Link\(latency_s, bytes_per_s\), got 25000000000.0"),
+        ({"simulate": 0.5}, SizeError, "simulate must be a whole number, got 0.5"),
         ({"schedule": "1f1b"}, SizeError, "schedule is one of naive, gpipe"),
         ({"pipeline": 4}, SizeError, "plan has no axis 'pipeline'; it has dp, tp, pp"),
         ({"pp": ()}, SizeError, "pp has no value to try"),
@@ -338,6 +342,35 @@ def test_planner_measures_a_module() -> None:
 def test_planner_says_what_was_asked(asked: dict[str, object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         plan(SEVEN, 8, **{"batch": 64, **asked})
+
+
+@pytest.mark.parametrize("state", [(2, 2), None, (2, -1, 12), (2, float("nan"), 12)])
+def test_planner_says_what_a_state_is(state: object) -> None:
+    message = r"state is \(weight, gradient, optimizer\) in bytes|bytes a parameter of the (gradient|weight) must"
+    with pytest.raises(CostError, match=message):
+        replace(SEVEN, state=state)
+    with pytest.raises(CostError, match=message):
+        Measured((), 4, state)
+
+
+def test_planner_says_that_samples_are_a_count() -> None:
+    with pytest.raises(SizeError, match="samples must be at least 1, got 0"):
+        Measured((), 0)
+
+
+def test_planner_takes_whole_floats_as_counts() -> None:
+    assert repr(plan(SEVEN, 8.0, batch=64.0)) == repr(plan(SEVEN, 8, batch=64))
+
+
+@pytest.mark.parametrize("name", sorted(set(SCHEDULES) - {"pipedream", "pipedream_2bw"}))
+def test_planner_plans_every_flushed_schedule(name: str) -> None:
+    # DualPipeV, which needs two micro-batches a rank, once ended the plan with its own error
+    found = plan("megatron-1.7b", 8, batch=12, schedule=name)
+    assert {choice.candidate.schedule for choice in found} == {name}
+    for rejected in found.rejected:
+        if rejected.constraint == "microbatches":
+            with pytest.raises(SizeError, match="the nearest is"):
+                rejected.candidate.build()
 
 
 def test_planner_says_what_it_needs_of_a_model() -> None:

@@ -3,8 +3,8 @@
     pl.plan("gpt3-175b", 1536, batch=1536, memory=80e9)
 
 model.py, presets.py and hardware.py hold the numbers; question.py what is asked; candidate.py one configuration;
-stages.py, traffic.py, footprint.py and duration.py what it costs; rejected.py and relaxations.py why it is none and
-what would help; choice.py, plan.py and result.py put that together.
+stages.py, footprint.py and duration.py what it costs; rejected.py and relaxations.py why it is none and what would
+help; choice.py, plan.py and result.py put that together.
 """
 
 from pipelab.planner.candidate import Candidate

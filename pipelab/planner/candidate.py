@@ -7,7 +7,7 @@ from functools import cache
 from inspect import signature
 from typing import NamedTuple
 
-from pipelab.schedule import Schedule
+from pipelab.schedule import Schedule, Shape, placed
 from pipelab.schedules import SCHEDULES
 
 REMATS = ("none", "layer", "stage")
@@ -20,46 +20,49 @@ class Candidate:
 
     A rank holds `stages_per_rank` stages and runs `schedule` over `num_microbatches` of `microbatch` samples, `rounds`
     times before each update. `remat` as in Pipeline: what is recomputed. `sharding`: what the replicas divide among
-    them, as in theory.model_state_bytes. What was not yet chosen when a candidate was rejected is None.
+    them, as in theory.model_state_bytes. What was not yet chosen when a candidate was rejected is 0 or "".
     """
 
     dp: int
     tp: int
     pp: int
-    microbatch: int | None = None
-    rounds: int | None = None
-    num_microbatches: int | None = None
-    schedule: str | None = None
-    stages_per_rank: int | None = None
-    remat: str | None = None
-    sharding: str | None = None
+    microbatch: int = 0
+    rounds: int = 1
+    num_microbatches: int = 0
+    schedule: str = ""
+    stages_per_rank: int = 1
+    remat: str = ""
+    sharding: str = ""
 
     def __str__(self) -> str:
         parts = [f"dp {self.dp} × tp {self.tp} × pp {self.pp}"]
-        if self.schedule is not None:
+        if self.schedule:
             virtual = f", {self.stages_per_rank} stages a rank" if self.stages_per_rank != 1 else ""
             parts.append(f"{self.schedule}{virtual}")
-        if self.num_microbatches is not None:
+        if self.num_microbatches:
             times = f"{self.rounds} × " if self.rounds != 1 else ""
             parts.append(f"{times}{self.num_microbatches} micro-batches of {self.microbatch}")
-        elif self.microbatch is not None:
+        elif self.microbatch:
             parts.append(f"micro-batch {self.microbatch}")
-        if self.remat is not None:
+        if self.remat:
             parts.append(f"remat {self.remat}")
-        if self.sharding is not None:
-            parts.append(str(self.sharding))
+        if self.sharding:
+            parts.append(self.sharding)
         return ", ".join(parts)
 
     @property
     def num_stages(self) -> int:
         """Stages of the whole pipeline."""
-        return self.pp * (self.stages_per_rank or 1)
+        return self.pp * self.stages_per_rank
+
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """The pipeline rank of every stage."""
+        return placed(self.pp, self.stages_per_rank, traits(self.schedule).shape)
 
     def build(self) -> Schedule:
         """Its schedule, of one round."""
-        assert self.schedule is not None
-        assert self.num_microbatches is not None
-        return build(self.schedule, self.pp, self.num_microbatches, self.stages_per_rank or 1)
+        return build(self.schedule, self.pp, self.num_microbatches, self.stages_per_rank)
 
 
 class Traits(NamedTuple):
@@ -67,7 +70,7 @@ class Traits(NamedTuple):
 
     any_stages: bool  # how many stages a rank has may be chosen
     stages_per_rank: int
-    v_shaped: bool
+    shape: Shape
     splits: bool  # B into I and W
     updates: bool  # weights within the step, so it is not a flushed schedule
 
@@ -79,7 +82,7 @@ def traits(schedule: str) -> Traits:
     return Traits(
         any_stages="stages_per_rank" in signature(SCHEDULES[schedule]).parameters,
         stages_per_rank=small.stages_per_rank,
-        v_shaped=small.placement[2:3] == (1,),
+        shape="v" if small.placement[2:3] == (1,) else "loop",
         splits=small.splits_backward,
         updates=small.has_updates,
     )
@@ -90,9 +93,3 @@ def build(schedule: str, pp: int, num_microbatches: int, stages_per_rank: int) -
     if traits(schedule).any_stages:
         return SCHEDULES[schedule](pp, num_microbatches, stages_per_rank=stages_per_rank)
     return SCHEDULES[schedule](pp, num_microbatches)
-
-
-def rank_of(stage: int, pp: int, v_shaped: bool) -> int:
-    """Where a stage is: round and round, or there and back again."""
-    turn, place = divmod(stage, pp)
-    return pp - 1 - place if v_shaped and turn % 2 else place

@@ -82,4 +82,4 @@ def judge(candidate: Candidate, question: Question) -> Choice | Rejected:
 
 def size(candidate: Candidate) -> int:
     """Actions of its schedule: what a simulation costs."""
-    return 2 * candidate.num_stages * (candidate.num_microbatches or 1)
+    return 2 * candidate.num_stages * candidate.num_microbatches

@@ -13,11 +13,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from pipelab.costs import Costs
-from pipelab.planner.candidate import Candidate, build, rank_of, traits
-from pipelab.planner.hardware import Hardware
+from pipelab.planner.candidate import Candidate, build
+from pipelab.planner.hardware import Hardware, gather_s, gradients_s, hop
 from pipelab.planner.model import Model
 from pipelab.planner.stages import Stage, stages
-from pipelab.planner.traffic import gather_s, gradients_s, hop
 from pipelab.simulate import simulate
 from pipelab.theory import makespan as makespan_formulas
 from pipelab.trace import Trace
@@ -34,9 +33,6 @@ class Duration(NamedTuple):
 def estimate(candidate: Candidate, model: Model, hardware: Hardware) -> Duration:
     """The step by closed form, or, where none holds, simulated with equal stages."""
     c = candidate
-    assert c.schedule
-    assert c.num_microbatches
-    assert c.stages_per_rank
     forward, backward = _heaviest(c, model, hardware)
     delay = _delay(c, model, hardware)
     span, source = makespan(c.schedule, c.pp, c.num_microbatches, c.stages_per_rank, forward, backward, delay)
@@ -52,16 +48,14 @@ def trace_of(candidate: Candidate, model: Model, hardware: Hardware) -> Trace:
 def simulated(candidate: Candidate, model: Model, hardware: Hardware) -> Duration:
     """The step, with the makespan of the trace."""
     c = candidate
-    assert c.schedule
     costs = costs_of(c, model, hardware)
-    span, busiest = _span(c.schedule, c.pp, c.num_microbatches or 1, c.stages_per_rank or 1, costs)
+    span, busiest = _span(c.schedule, c.pp, c.num_microbatches, c.stages_per_rank, costs)
     return Duration(_step(c, model, hardware, span), 1 - busiest / span if span else 0.0, "simulated")
 
 
 def costs_of(candidate: Candidate, model: Model, hardware: Hardware) -> Costs:
     """Seconds of every stage for one micro-batch, recomputation within the backward, and the link between ranks."""
     c = candidate
-    assert c.microbatch
     cut = stages(model, hardware, c.tp, c.num_stages)
     times = [_seconds(c, model, hardware, stage) for stage in cut]
     return Costs(
@@ -100,7 +94,6 @@ def _span(schedule: str, p: int, m: int, v: int, costs: Costs) -> tuple[float, f
 
 def _seconds(c: Candidate, model: Model, hardware: Hardware, stage: Stage) -> tuple[float, float]:
     """Forward and backward of one micro-batch; a recomputed forward is part of the backward."""
-    assert c.microbatch
     forward = c.microbatch * stage.forward_s + stage.fixed_s
     backward = c.microbatch * stage.backward_s + stage.fixed_s + (forward if c.remat != "none" else 0.0)
     if c.sharding == "zero_3":
@@ -115,7 +108,7 @@ def _heaviest(c: Candidate, model: Model, hardware: Hardware) -> tuple[float, fl
     """Forward and backward of a whole rank whose stages are all as heavy as the heaviest."""
     cut = set(stages(model, hardware, c.tp, c.num_stages))
     times = [_seconds(c, model, hardware, stage) for stage in cut]
-    v = c.stages_per_rank or 1
+    v = c.stages_per_rank
     return v * max(forward for forward, _ in times), v * max(backward for _, backward in times)
 
 
@@ -124,19 +117,18 @@ def _delay(c: Candidate, model: Model, hardware: Hardware) -> float:
         return 0.0
     link = hop(c.tp, c.dp, c.pp, hardware)
     largest = max(stage.output_bytes for stage in stages(model, hardware, c.tp, c.num_stages))
-    return link.latency_s + (c.microbatch or 1) * largest / link.bytes_per_s
+    return link.seconds(c.microbatch * largest)
 
 
 def _step(c: Candidate, model: Model, hardware: Hardware, span: float) -> float:
-    return (c.rounds or 1) * span + _update_s(c, model, hardware)
+    return c.rounds * span + _update_s(c, model, hardware)
 
 
 def _update_s(c: Candidate, model: Model, hardware: Hardware) -> float:
     """The gradients of the rank that has most; fully sharded, they went with every micro-batch."""
     if c.sharding == "zero_3" or c.dp == 1:
         return 0.0
-    assert c.schedule
     ranks = [0.0] * c.pp
-    for number, stage in enumerate(stages(model, hardware, c.tp, c.num_stages)):
-        ranks[rank_of(number, c.pp, traits(c.schedule).v_shaped)] += stage.parameters
+    for rank, stage in zip(c.placement, stages(model, hardware, c.tp, c.num_stages), strict=True):
+        ranks[rank] += stage.parameters
     return gradients_s(max(ranks), model.state[1], c.dp, c.tp, hardware)

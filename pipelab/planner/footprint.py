@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from pipelab.memory import peak_activations
-from pipelab.planner.candidate import Candidate, build, rank_of, traits
+from pipelab.planner.candidate import Candidate, build
 from pipelab.planner.hardware import Hardware
 from pipelab.planner.model import Model
 from pipelab.planner.stages import Stage, stages
@@ -39,20 +39,16 @@ class Footprint:
 def footprints(candidate: Candidate, model: Model, hardware: Hardware) -> tuple[Footprint, ...]:
     """One for every rank of the pipeline."""
     c = candidate
-    assert c.schedule
-    assert c.num_microbatches
-    assert c.stages_per_rank
     cut = stages(model, hardware, c.tp, c.num_stages)
     held: list[list[Stage]] = [[] for _ in range(c.pp)]
-    for number, stage in enumerate(cut):
-        held[rank_of(number, c.pp, traits(c.schedule).v_shaped)].append(stage)
+    for rank, stage in zip(c.placement, cut, strict=True):
+        held[rank].append(stage)
     flying = in_flight(c.schedule, c.pp, c.num_microbatches, c.stages_per_rank)
     first = cut[0]
     return tuple(_footprint(c, model, mine, first, flying[rank]) for rank, mine in enumerate(held))
 
 
 def _footprint(c: Candidate, model: Model, mine: list[Stage], first: Stage, flying: float) -> Footprint:
-    assert c.microbatch
     shared = sum(stage.shared for stage in mine) if first in mine else 0.0
     parameters = sum(stage.parameters for stage in mine) - shared
     activations, working = _kept(c, mine, flying)
@@ -63,17 +59,17 @@ def _footprint(c: Candidate, model: Model, mine: list[Stage], first: Stage, flyi
 
 
 def _kept(c: Candidate, mine: list[Stage], flying: float) -> tuple[float, float]:
-    samples = flying * (c.microbatch or 1)
+    samples = flying * c.microbatch
     if c.remat == "layer":
         kept = sum(stage.inputs_bytes for stage in mine)
-        return samples * kept, (c.microbatch or 1) * max(stage.largest_kept_bytes for stage in mine)
+        return samples * kept, c.microbatch * max(stage.largest_kept_bytes for stage in mine)
     if c.remat == "stage":
         kept = sum(stage.input_bytes for stage in mine)
-        return samples * kept, (c.microbatch or 1) * max(stage.kept_bytes for stage in mine)
+        return samples * kept, c.microbatch * max(stage.kept_bytes for stage in mine)
     return samples * sum(stage.kept_bytes for stage in mine), 0.0
 
 
-def state_bytes(parameters: float, state: tuple[float, float, float], sharding: str | None, dp: int) -> float:
+def state_bytes(parameters: float, state: tuple[float, float, float], sharding: str, dp: int) -> float:
     """Weights, gradients and optimizer of `parameters` on one of `dp` replicas (arXiv 1910.02054)."""
     weight, gradient, optimizer = state
     if sharding == "zero_1":

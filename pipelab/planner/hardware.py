@@ -1,4 +1,12 @@
-"""The machine that a plan is for: how many GPUs, how they are wired, what each holds and computes."""
+"""The machine that a plan is for, and how long what the three axes send takes on its links.
+
+    TP   inside a layer     all-reduce of its output, twice a layer and direction      tp neighbouring GPUs
+    DP   once a step        all-reduce of a rank's gradients                           dp GPUs, tp apart
+    PP   between stages     one tensor a micro-batch and direction                     pp GPUs, tp x dp apart
+
+GPUs are numbered with TP fastest and PP slowest, the order of Megatron-LM: TP keeps to a node where it fits into one.
+Nothing overlaps with computation.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +14,7 @@ import math
 from dataclasses import dataclass
 
 from pipelab.costs import Link
-from pipelab.errors import CostError, positive_integer
+from pipelab.errors import CostError, amount, positive_integer
 
 _NVLINK = Link(latency_s=5e-6, bytes_per_s=300e9)
 _INFINIBAND = Link(latency_s=10e-6, bytes_per_s=25e9)
@@ -36,16 +44,40 @@ class Hardware:
     between: Link = _INFINIBAND
 
     def __post_init__(self) -> None:
-        positive_integer("gpus", self.gpus)
-        positive_integer("gpus_per_node", self.gpus_per_node)
-        for name in ("memory_bytes", "flops_per_s", "efficiency"):
-            value = getattr(self, name)
-            if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
-                raise CostError(f"{name} must be a positive number, got {value!r}")
-        if self.efficiency > 1:
-            raise CostError(f"efficiency is a part of the peak, at most 1, got {self.efficiency}")
+        for count in ("gpus", "gpus_per_node"):
+            object.__setattr__(self, count, positive_integer(count, getattr(self, count)))
+        for name, most in (("memory_bytes", math.inf), ("flops_per_s", math.inf), ("efficiency", 1.0)):
+            if not amount(name, getattr(self, name), most=most):
+                raise CostError(f"{name} must be more than 0")
+        for wire in ("inside", "between"):
+            if not isinstance(getattr(self, wire), Link):
+                raise CostError(f"{wire} must be a Link(latency_s, bytes_per_s), got {getattr(self, wire)!r}")
 
     def link(self, group: int) -> Link:
         """The link that decides within `group` GPUs with neighbouring numbers: the slowest that they cross."""
         one_node = self.gpus <= self.gpus_per_node or self.gpus_per_node % group == 0
         return self.inside if one_node else self.between
+
+
+def all_reduce_s(size: float, group: int, link: Link) -> tuple[float, float]:
+    """Seconds for the bytes, and for the latencies, of a ring all-reduce of `size` bytes: 2 (n - 1) steps."""
+    steps = 2 * (group - 1)
+    return steps / group * size / link.bytes_per_s, steps * link.latency_s
+
+
+def hop(tp: int, dp: int, pp: int, hardware: Hardware) -> Link:
+    """The link from a stage to the next one: inside a node only where the whole pipeline is in one."""
+    return hardware.link(tp * dp * pp)
+
+
+def gradients_s(parameters: float, bytes_each: float, dp: int, tp: int, hardware: Hardware) -> float:
+    """Seconds in which the replicas add up the gradients of one rank.
+
+    With ZeRO-1 the same bytes travel: a reduce-scatter of the gradients, then an all-gather of the weights.
+    """
+    return sum(all_reduce_s(parameters * bytes_each, dp, hardware.link(tp * dp)))
+
+
+def gather_s(parameters: float, bytes_each: float, dp: int, tp: int, hardware: Hardware) -> float:
+    """Seconds in which a fully sharded stage gathers its weights, or scatters its gradients: half an all-reduce."""
+    return gradients_s(parameters, bytes_each, dp, tp, hardware) / 2

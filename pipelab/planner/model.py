@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pipelab.errors import SizeError, positive_integer
-from pipelab.planner.hardware import Hardware
-from pipelab.planner.traffic import all_reduce_s
+from pipelab.errors import CostError, SizeError, amount, positive_integer
+from pipelab.planner.hardware import Hardware, all_reduce_s
 
 if TYPE_CHECKING:
     from pipelab.profiling import LayerProfile
@@ -68,7 +67,8 @@ class Transformer:
 
     `tied`: embedding and scores share one matrix. `state`: bytes a parameter of weight, gradient and optimizer,
     2 + 2 + 12 for mixed-precision Adam (arXiv 1910.02054). `bytes_per_value`: 2, or 4 where activations are float32.
-    Raises SizeError for a number that is no count, and a hidden size that the heads do not divide.
+    Raises SizeError for a number that is no count, and a hidden size that the heads do not divide; CostError for a
+    `state` that is not three numbers of bytes.
     """
 
     layers: int
@@ -90,6 +90,7 @@ class Transformer:
             positive_integer(count, getattr(self, count))
         if self.hidden % self.heads:
             raise SizeError(f"hidden must be a multiple of heads: {self.hidden} is not one of {self.heads}")
+        _check_state(self.state)
 
     @property
     def parameters(self) -> int:
@@ -172,6 +173,10 @@ class Measured:
     state: tuple[float, float, float] = (4, 4, 8)
     name: str = "measured model"
 
+    def __post_init__(self) -> None:
+        positive_integer("samples", self.samples)
+        _check_state(self.state)
+
     @property
     def weights(self) -> tuple[float, ...]:
         """Measured seconds of each layer."""
@@ -200,3 +205,10 @@ class Measured:
         for layer, arriving in zip(self.profile, inputs, strict=True):
             times = (layer.forward_s, layer.backward_s, layer.saved_bytes, arriving, layer.output_bytes)
             yield Layer(layer.parameters, *(value / self.samples for value in times))
+
+
+def _check_state(state: tuple[float, float, float]) -> None:
+    if not isinstance(state, tuple) or len(state) != 3:
+        raise CostError(f"state is (weight, gradient, optimizer) in bytes a parameter, got {state!r}")
+    for name, size in zip(("weight", "gradient", "optimizer"), state, strict=True):
+        amount(f"bytes a parameter of the {name}", size)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipelab.costs import Link
-from pipelab.errors import SizeError
+from pipelab.errors import SizeError, positive_integer
 from pipelab.planner.choice import Choice, judge, size
 from pipelab.planner.hardware import Hardware
 from pipelab.planner.model import Measured, Model, Transformer
@@ -57,7 +57,7 @@ def plan(
         else:
             feasible.append(judged)
     feasible.sort(key=_order)
-    for place, choice in enumerate(feasible[:simulate]):
+    for place, choice in enumerate(feasible[: positive_integer("simulate", simulate, minimum=0)]):
         if size(choice.candidate) <= _LARGEST_SIMULATION:
             feasible[place] = choice.simulated()
     feasible.sort(key=_order)
@@ -66,7 +66,7 @@ def plan(
 
 
 def _order(choice: Choice) -> tuple[float, float, int]:
-    return choice.step_s, choice.memory_bytes, choice.candidate.rounds or 1
+    return choice.step_s, choice.memory_bytes, choice.candidate.rounds
 
 
 def _numbers(model: Any, example: Any) -> Model:

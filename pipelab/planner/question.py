@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 
-from pipelab.errors import SizeError, positive_integer
+from pipelab.errors import SizeError, amount, positive_integer
 from pipelab.planner.candidate import REMATS, SHARDINGS, traits
 from pipelab.planner.hardware import Hardware
 from pipelab.planner.model import Model
@@ -52,9 +52,8 @@ class Question:
     choices: Choices
 
     def __post_init__(self) -> None:
-        positive_integer("batch", self.batch)
-        if not 0 <= self.max_bubble <= 1:
-            raise SizeError(f"max_bubble is a part of the makespan, from 0 to 1, got {self.max_bubble!r}")
+        object.__setattr__(self, "batch", positive_integer("batch", self.batch))
+        amount("max_bubble", self.max_bubble, most=1)
 
     def shapes(self) -> Iterator[tuple[int, int]]:
         """(tp, pp), TP growing slower."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from pipelab.errors import SizeError
 from pipelab.planner.candidate import Candidate, traits
-from pipelab.planner.footprint import Footprint
+from pipelab.planner.footprint import Footprint, in_flight
 from pipelab.planner.question import Question
 
 CONSTRAINTS = {
@@ -14,7 +15,7 @@ CONSTRAINTS = {
     "split": "tensor parallelism can cut the layers",
     "stages": "every stage has a layer",
     "batch": "the batch divides into whole micro-batches",
-    "microbatches": "interleaving takes micro-batches in groups of pp",
+    "microbatches": "the schedule takes that many micro-batches",
     "remat": "recomputation frees what a schedule keeps until W",
     "memory": "the fullest rank fits",
     "bubble": "the bubble is small enough",
@@ -68,8 +69,6 @@ def _wrong_shape(c: Candidate, question: Question) -> Rejected | None:
 
 
 def _filled(shape: Candidate, question: Question) -> Iterator[Candidate | Rejected]:
-    assert shape.microbatch
-    assert shape.rounds
     unit = shape.dp * shape.microbatch * shape.rounds
     if question.batch % unit:
         times = f" × {shape.rounds} rounds" if shape.rounds > 1 else ""
@@ -93,17 +92,14 @@ def _wrong_arrangement(c: Candidate, question: Question) -> Rejected | None:
     if c.num_stages > layers:
         reason = f"{c.pp} ranks × {c.stages_per_rank} = {c.num_stages} stages, and the model has {layers} layers"
         return Rejected(c, "stages", c.num_stages, layers, reason)
-    assert c.num_microbatches
-    if c.schedule == "interleaved" and c.num_stages > c.pp and c.num_microbatches % c.pp:
-        reason = (
-            f"interleaved takes micro-batches in groups of its {c.pp} ranks, and {c.num_microbatches} is no multiple"
-        )
-        return Rejected(c, "microbatches", c.num_microbatches, c.pp, reason)
+    try:
+        in_flight(c.schedule, c.pp, c.num_microbatches, c.stages_per_rank)
+    except SizeError as refusal:  # the schedule's own builder knows
+        return Rejected(c, "microbatches", c.num_microbatches, c.pp, str(refusal))
     return None
 
 
 def _wrong_remat(c: Candidate) -> Rejected | None:
-    assert c.schedule
     if c.remat == "none" or not traits(c.schedule).splits:
         return None
     reason = f"{c.schedule} keeps activations until W, so with remat {c.remat} they would be recomputed and still kept"

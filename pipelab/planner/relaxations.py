@@ -31,7 +31,7 @@ def _batches(question: Question, rejected: Sequence[Rejected]) -> str:
 
 def _unit(rejected: Rejected) -> int:
     c = rejected.candidate
-    unit = c.dp * (c.microbatch or 1) * (c.rounds or 1)
+    unit = c.dp * c.microbatch * c.rounds
     return unit * c.pp if rejected.constraint == "microbatches" else unit
 
 

@@ -129,6 +129,6 @@ def _row(choice: Choice) -> tuple[str, ...]:
     return (
         *(f"{choice.step_s:.4g}", f"{choice.samples_per_s:.4g}", f"{choice.flops_per_gpu_s / 1e12:.3g}"),
         *(f"{100 * choice.bubble:.2f} %", f"{choice.memory_bytes / 1e9:.1f}", str(c.dp), str(c.tp), str(c.pp)),
-        *(str(c.schedule), str(c.stages_per_rank), f"{c.num_microbatches} × {c.microbatch}", str(c.rounds)),
-        *(str(c.remat), str(c.sharding), choice.source),
+        *(c.schedule, str(c.stages_per_rank), f"{c.num_microbatches} × {c.microbatch}", str(c.rounds)),
+        *(c.remat, c.sharding, choice.source),
     )
