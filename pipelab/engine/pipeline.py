@@ -144,9 +144,10 @@ class Pipeline:
         """Train on one batch: forward and backward of every micro-batch, then the optimizer.
 
         `inputs` and `targets` are tensors with a row a sample, or tuples, lists or dicts of such; other values in them
-        go to every micro-batch. Without targets (None), so is loss_fn. `kwargs` reach every layer whose forward names
-        them after its first parameter; they are cut in the same way. The gradient is that of the whole batch, whatever
-        its size. With `update=False` it stays, and the next step's is added to it, as `backward()` does in torch.
+        go to every micro-batch. Without targets (None) loss_fn gets None. `kwargs` reach every layer whose forward
+        names them after its first parameter; they are cut in the same way. The gradient is that of the whole batch,
+        whatever its size. With `update=False` it stays, and the next step's is added to it, as `backward()` does in
+        torch.
         Raises SizeError for fewer samples than micro-batches; EngineError for a loss or gradient that is no finite
         number, unless such are ignored: parameters are then as before, and the pipeline goes on; RankError with the
         rank's own error where a rank fails: then the pipeline is over, and has to be built again.
