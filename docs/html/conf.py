@@ -12,6 +12,7 @@ nb_execution_mode = "off"
 # a widget is alive only with a kernel: show the picture that is stored beside it
 nb_mime_priority_overrides = [("html", "image/png", 0), ("html", "application/vnd.jupyter.widget-view+json", 90)]
 html_extra_path = ["index.html"]  # leads from the folder to its first page
+html_static_path, html_css_files = ["book.css"], ["book.css"]
 html_theme = "sphinx_book_theme"
 html_theme_options = {
     "home_page_in_toc": True,
