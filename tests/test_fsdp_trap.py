@@ -102,6 +102,55 @@ def test_fsdp_defaults_give_wrong_gradients_in_silence_with_zero_bubble(ranks_of
     assert largest_difference(right, wanted) < 1e-5
 
 
+def split_backwards_under_fsdp(
+    model: nn.Sequential, batch: tuple[Tensor, Tensor]
+) -> tuple[dict[str, Tensor], tuple[int, int]]:
+    """All layers as one stage of ours on each of two ranks: every F, I and W, and then one reduce-scatter.
+
+    The whole gradients, and the bytes of this rank's weights: shards, and beside them whole ones during the step.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor, Partial, Shard
+
+    from pipelab.engine.deferred import Deferral
+    from pipelab.engine.message import unwrap, wrap
+    from pipelab.engine.stage import Stage
+
+    mesh = init_device_mesh("cpu", (2,))
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    shards: Any = dict(model.named_parameters())
+    model.unshard()
+    whole = dict(model.named_parameters())
+    stage = Stage(list(model), deferral=Deferral(model))
+    stage.begin(0)
+    inputs, targets = (part.chunk(2)[mesh.get_local_rank()].chunk(4) for part in batch)
+    for number, x in enumerate(inputs):
+        output = unwrap(stage.forward(number, wrap(x.clone())._replace(wants_gradient=(True,))))
+        stage.backward_input(number, [2 * (output - targets[number]) / batch[1].numel()])
+    for number in range(4):
+        stage.backward_weight(number)
+    found = {}
+    for name, parameter in whole.items():
+        mine = DTensor.from_local(parameter.grad, mesh, [Partial()]).redistribute(placements=[Shard(0)])
+        assert mine.to_local().shape == shards[name].to_local().shape
+        found[name] = mine.full_tensor()
+    model.reshard()
+    assert all(parameter is shards[name] for name, parameter in model.named_parameters())
+    return found, (sum(p.to_local().nbytes for p in shards.values()), sum(p.nbytes for p in whole.values()))
+
+
+def test_fsdp_is_right_around_our_stages_and_holds_its_shards_beside_whole_weights(
+    ranks_of: Callable[[int], pl.Ranks],
+) -> None:
+    """What docs/decisions.md says of FSDP2 without resharding: nothing is wrong with it, and nothing gained by it."""
+    model, sample = network(), batch()
+    for gradients, (shards, whole) in ranks_of(2).run(lambda: split_backwards_under_fsdp(model, sample)):
+        assert largest_difference(gradients, whole_gradients()) < 1e-5
+        assert whole == sum(parameter.nbytes for parameter in model.parameters())
+        assert shards == whole / 2
+
+
 @pytest.mark.parametrize("data_parallel", ["replicate", "shard"])
 def test_our_replicas_have_right_gradients_with_the_same_schedule(
     data_parallel: str, ranks_of: Callable[[int], pl.Ranks]
