@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pipelab.errors import CostError
-from pipelab.trace import Trace
+from pipelab.trace import Trace, timed
 
 COSTS_UNIT = "units of the costs"
 
@@ -15,13 +14,9 @@ def counted(number: int, noun: str, plural: str = "s") -> str:
 
 def drawable(found: object) -> Trace:
     """`found`, where a picture can be made of it. Raises CostError where it is no trace, is empty or takes no time."""
-    if not isinstance(found, Trace):
-        raise CostError(
-            f"a picture needs the times of a Trace, and {type(found).__name__} has none: "
-            "draw simulate(schedule), or the trace of a step, result.trace"
-        )
-    found.bubble_fraction  # noqa: B018  raises
-    return found
+    trace = timed(found)
+    trace.bubble_fraction  # noqa: B018  raises
+    return trace
 
 
 def unit_of(trace: Trace) -> str:

@@ -7,7 +7,6 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from inspect import signature
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from pipelab import __version__, plan_command
 from pipelab.captions import counted
 from pipelab.costs import Costs
 from pipelab.errors import PipelabError, SizeError, positive_integer
-from pipelab.schedules import SCHEDULES
+from pipelab.schedules import SCHEDULES, takes_stages
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -170,12 +169,12 @@ def _started_by_torchrun() -> int | None:
 
 
 def _schedule(options: argparse.Namespace, num_ranks: int) -> Schedule:
-    build = SCHEDULES[_NAMES[options.schedule]]
+    name = _NAMES[options.schedule]
     if options.stages_per_rank is None:
-        return build(num_ranks, options.microbatches)
-    if "stages_per_rank" not in signature(build).parameters:
+        return SCHEDULES[name](num_ranks, options.microbatches)
+    if not takes_stages(name):
         raise SizeError(f"{options.schedule} has a fixed number of stages a rank; leave --stages-per-rank out")
-    return build(num_ranks, options.microbatches, stages_per_rank=options.stages_per_rank)
+    return SCHEDULES[name](num_ranks, options.microbatches, stages_per_rank=options.stages_per_rank)
 
 
 def _pace(milliseconds: float | None, schedule: Schedule) -> Costs | None:

@@ -214,8 +214,8 @@ def test_build_model_tells_when_memory_leaves_no_move() -> None:
         ((2, 2, 0), SizeError, "stages_per_rank must be at least 1"),
         ((2, 2, 1, False, Costs(F=(1, 2, 3))), CostError, "F has 3 entries, but there are 2 stages"),
         ((2, 2, 1, False, Costs(), 0.5), ScheduleError, r"under memory_limit=0.5.*give at least 1"),
-        ((2, 2, 1, False, Costs(), "2"), ScheduleError, r"under memory_limit='2'.*give at least 1"),
-        ((2, 2, 1, False, 3), CostError, r"costs must be Costs\(...\), the times of one stage, got 3"),
+        ((2, 2, 1, False, Costs(), "2"), CostError, "memory_limit must be a number, got '2'"),
+        ((2, 2, 1, False, 3), CostError, "costs must be Costs, as in .*, got 3"),
     ],
 )
 def test_build_model_refuses_tasks_that_cannot_be(

@@ -282,7 +282,7 @@ def test_gantt_refuses_what_it_cannot_draw() -> None:
 def test_pictures_refuse_what_has_no_times(draw: Callable[[object], object]) -> None:
     # a schedule in place of a trace is the first slip of all, and was an AttributeError
     for found, why in (
-        (gpipe(2, 2), r"needs the times of a Trace, and Schedule has none: draw simulate\(schedule\)"),
+        (gpipe(2, 2), r"needs the times of a Trace, and Schedule has none: give simulate\(schedule\)"),
         (None, "and NoneType has none"),
         (replace(simulate(gpipe(2, 2)), spans=()), "holds no spans"),
         (simulate(gpipe(2, 2), Costs(F=0, B=0)), "takes no time"),

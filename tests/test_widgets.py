@@ -485,11 +485,11 @@ def test_explore_refuses_what_no_control_could_say() -> None:
         explore(num_ranks=0)
     with pytest.raises(CostError, match="F must be finite and not negative, got -1"):
         explore(F=-1)
-    with pytest.raises(CostError, match="memory_limit must be a number of micro-batches, or 0 for none, got '4'"):
+    with pytest.raises(CostError, match="memory_limit must be a number, got '4'"):
         explore(memory_limit="4")
     with pytest.raises(ScheduleError, match=r"remat must be True or False here.*got 'stage'"):
         explore(remat="stage")  # the engine's word
-    with pytest.raises(CostError, match="memory_limit must be a number of micro-batches, or 0 for none, got -1"):
+    with pytest.raises(CostError, match="memory_limit must be finite and not negative, got -1"):
         explore(memory_limit=-1)
     with pytest.raises(TypeError, match="ranks"):
         explore(ranks=4)

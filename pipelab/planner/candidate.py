@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from inspect import signature
 from typing import NamedTuple
 
 from pipelab.schedule import Schedule, Shape, placed
-from pipelab.schedules import SCHEDULES
+from pipelab.schedules import SCHEDULES, takes_stages
 
 REMATS = ("none", "layer", "stage")
 SHARDINGS = ("replicated", "zero_1", "zero_3")
@@ -80,7 +79,7 @@ def traits(schedule: str) -> Traits:
     """The traits of a schedule, read off a small one."""
     small = SCHEDULES[schedule](2, 4)
     return Traits(
-        any_stages="stages_per_rank" in signature(SCHEDULES[schedule]).parameters,
+        any_stages=takes_stages(schedule),
         stages_per_rank=small.stages_per_rank,
         shape="v" if small.placement[2:3] == (1,) else "loop",
         splits=small.splits_backward,

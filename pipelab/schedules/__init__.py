@@ -6,6 +6,7 @@ A new one is one new file and one line here: docs/add-a-schedule.md.
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 
 from pipelab.schedule import Schedule
 from pipelab.schedules.breadth_first import breadth_first
@@ -23,7 +24,7 @@ from pipelab.schedules.zb_h1 import zb_h1
 from pipelab.schedules.zb_h2 import zb_h2
 from pipelab.schedules.zb_v import zb_v
 
-__all__ = ["SCHEDULES", "search"]
+__all__ = ["SCHEDULES", "search", "takes_stages"]
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "naive": naive,
@@ -40,3 +41,8 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "pipedream": pipedream,
     "pipedream_2bw": pipedream_2bw,
 }
+
+
+def takes_stages(name: str) -> bool:
+    """Whether the builder of that name leaves open how many stages a rank has: then it takes `stages_per_rank`."""
+    return "stages_per_rank" in signature(SCHEDULES[name]).parameters

@@ -139,5 +139,5 @@ def _hops(task: Task) -> tuple[float, ...]:
     """The delay between each stage and the next."""
     comm, weights = task.costs.comm, task.costs.bytes_per_stage(len(task.placement))
     if isinstance(comm, Link):
-        return tuple(comm.latency_s + weight / comm.bytes_per_s for weight in weights)
+        return tuple(map(comm.seconds, weights))
     return (comm,) * len(weights)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from pipelab.action import Action, Kind
-from pipelab.costs import Costs
+from pipelab.costs import Costs, or_unit
 from pipelab.dependencies import graph
-from pipelab.errors import CostError, ScheduleError, positive_integer
+from pipelab.errors import ScheduleError, amount, positive_integer
 from pipelab.schedule import Schedule
 from pipelab.simulate import simulate
 from pipelab.trace import Trace
@@ -42,14 +42,11 @@ class Task:
     def __post_init__(self) -> None:
         for name in ("num_ranks", "num_microbatches", "stages_per_rank"):
             positive_integer(name, getattr(self, name))
-        if not isinstance(self.costs, Costs):
-            raise CostError(f"costs must be Costs(...), the times of one stage, got {self.costs!r}")
-        self.costs.per_stage(len(self.placement))
+        or_unit(self.costs).per_stage(len(self.placement))
         self.costs.bytes_per_stage(len(self.placement))
-        limit = self.memory_limit
-        if limit is not None and (not isinstance(limit, float | int) or not limit >= 1):
+        if self.memory_limit is not None and amount("memory_limit", self.memory_limit) < 1:
             raise ScheduleError(
-                f"nothing can be built under memory_limit={limit!r}: a rank keeps a whole micro-batch "
+                f"nothing can be built under memory_limit={self.memory_limit!r}: a rank keeps a whole micro-batch "
                 "between its forward and its backward, so give at least 1, or None for no limit"
             )
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
-from inspect import signature
 
 from pipelab.captions import counted
 from pipelab.errors import SizeError
 from pipelab.memory import peak_activations
 from pipelab.schedule import Schedule
-from pipelab.schedules import SCHEDULES, search
+from pipelab.schedules import SCHEDULES, search, takes_stages
 from pipelab.simulate import simulate
 from pipelab.trace import Trace
 from pipelab.widgets.build_model import HAIR, Board, Task
@@ -26,7 +25,7 @@ def recognised(schedule: Schedule) -> tuple[str, ...]:
 def _published(p: int, m: int, v: int) -> Iterator[tuple[str, Schedule]]:
     """Every published schedule that comes in this size, with its name."""
     for name, build in SCHEDULES.items():
-        virtual = "stages_per_rank" in signature(build).parameters
+        virtual = takes_stages(name)
         if virtual and v == 1:
             continue  # with one stage a rank they are schedules that have a name of their own
         with suppress(SizeError):  # it does not come in this size

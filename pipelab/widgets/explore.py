@@ -191,7 +191,6 @@ def _count(label: str, value: int, most: int) -> Any:
 
 
 def _time(label: str, value: float, *, most: float = 4.0, step: float = 0.1) -> Any:
-    value = float(value)  # as `Costs` takes it
     return W.FloatSlider(
         value=value, min=0, max=max(most, value), step=step, description=label, style=_LABEL, layout=_WIDE
     )

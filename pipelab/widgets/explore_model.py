@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,10 +10,10 @@ from pipelab import theory
 from pipelab.action import Kind
 from pipelab.captions import counted
 from pipelab.costs import Costs
-from pipelab.errors import CostError, FormulaError, PipelabError, ScheduleError, positive_integer
+from pipelab.errors import FormulaError, PipelabError, ScheduleError, amount, positive_integer
 from pipelab.memory import memory_curve, peak_activations
 from pipelab.schedule import Schedule
-from pipelab.schedules import SCHEDULES, search
+from pipelab.schedules import SCHEDULES, search, takes_stages
 from pipelab.simulate import simulate
 from pipelab.trace import Trace
 
@@ -46,8 +45,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.schedule not in CHOICES:
             raise ScheduleError(f"there is no schedule {self.schedule!r}; choose one of {', '.join(CHOICES)}")
-        if not isinstance(self.memory_limit, float | int) or not self.memory_limit >= 0:
-            raise CostError(f"memory_limit must be a number of micro-batches, or 0 for none, got {self.memory_limit!r}")
+        amount("memory_limit", self.memory_limit)
         if not isinstance(self.remat, bool):
             raise ScheduleError(f"remat must be True or False here: forwards run again or not; got {self.remat!r}")
         for name in ("num_ranks", "num_microbatches", "stages_per_rank"):
@@ -86,7 +84,7 @@ def predicted(settings: Settings) -> Trace:
 
 def has_virtual_stages(schedule: str) -> bool:
     """Whether the schedule of that name lets one choose how many stages a rank holds."""
-    return schedule in SCHEDULES and "stages_per_rank" in inspect.signature(SCHEDULES[schedule]).parameters
+    return schedule in SCHEDULES and takes_stages(schedule)
 
 
 def build(settings: Settings) -> Schedule:
