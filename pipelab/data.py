@@ -94,13 +94,18 @@ class Characters:
 
     def encode(self, text: str) -> Tensor:
         """The numbers of the characters of `text`, (len(text),) int64; raises SizeError for one that is not there."""
-        if unknown := sorted(set(text) - set(self.vocabulary)):
+        places = {character: place for place, character in enumerate(self.vocabulary)}
+        if unknown := sorted(set(text) - set(places)):
             raise SizeError(f"the vocabulary {self.vocabulary!r} has no {', '.join(map(repr, unknown))}")
-        return torch.tensor([self.vocabulary.index(character) for character in text], dtype=torch.int64)
+        return torch.tensor([places[character] for character in text], dtype=torch.int64)
 
     def decode(self, tokens: Tensor) -> str:
-        """The text whose numbers are `tokens`, (n,)."""
-        return "".join(self.vocabulary[token] for token in tokens.tolist())
+        """The text whose numbers are `tokens`, (n,); raises SizeError for a number that no character has."""
+        known = dict(enumerate(self.vocabulary))
+        try:
+            return "".join(known[token] for token in tokens.tolist())
+        except KeyError as error:
+            raise SizeError(f"the vocabulary has characters 0 to {len(known) - 1}, and none is {error}") from None
 
     def windows(self, steps: int, batch_size: int, length: int, *, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """`steps` mini-batches of pieces of the text, each piece from a place that depends on `seed` alone.
@@ -123,5 +128,5 @@ def characters(source: str | None = None) -> Characters:
     source = text() if source is None else source
     if not source:
         raise SizeError("the text is empty, so it has no characters to number")
-    numbered = Characters("".join(sorted(set(source))), torch.empty(0, dtype=torch.int64))
-    return Characters(numbered.vocabulary, numbered.encode(source))
+    vocabulary = "".join(sorted(set(source)))
+    return Characters(vocabulary, torch.tensor([vocabulary.index(character) for character in source]))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipelab.errors import PartitionError
+from pipelab.errors import EngineError, PartitionError
 
 _RESNET = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool", "fc")
 
@@ -27,12 +27,25 @@ class Layers(nn.Sequential):
     original_names: Mapping[str, str] = {}
 
     def to_original(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """A state_dict of these layers, under the model's own names: what `model.load_state_dict` takes."""
+        """A state_dict of these layers, under the model's own names: what `model.load_state_dict` takes.
+
+        Raises EngineError for a name that these layers do not have.
+        """
+        _refuse("these layers have no", set(state) - set(self.original_names))
         return {self.original_names[name]: value for name, value in state.items()}
 
     def from_original(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """A state_dict of the model, under the names of these layers: what `pipe.load_state_dict` takes."""
+        """A state_dict of the model, under the names of these layers: what `pipe.load_state_dict` takes.
+
+        Raises EngineError where one is missing.
+        """
+        _refuse("the state has no", set(self.original_names.values()) - set(state))
         return {name: state[original] for name, original in self.original_names.items()}
+
+
+def _refuse(lack: str, names: set[str]) -> None:
+    if names:
+        raise EngineError(f"{lack} {', '.join(sorted(names))}: is this the state of another model?")
 
 
 def as_layers(model: nn.Module, example: Tensor | None = None) -> Layers:

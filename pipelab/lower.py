@@ -88,6 +88,8 @@ def validate_program(program: Program) -> None:
     every one does. Raises ScheduleError, with the place where each rank stands, for a program that hangs; also for an
     action that runs before a value of another rank is received, and for other actions than the schedule's in its order.
     """
+    if not isinstance(program, Program):
+        raise ScheduleError(f"expected a Program, as pl.lower(schedule) makes one, got {program!r}")
     ranks = program.ranks
     position = [0] * len(ranks)
     received: list[set[Action]] = [set() for _ in ranks]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipelab.errors import SizeError, positive_integer
+from pipelab.errors import SizeError, amount, positive_integer
 
 
 @contextmanager
@@ -93,10 +93,12 @@ def gpt(
     one tensor (n, tokens, width), so every cut sends the same. Embedding and head do not share a matrix.
     Weights start as in GPT-2 (Radford et al. 2019, section 2.3): normal with deviation 0.02, and the two projections of
     a block that write to the residual stream divided by sqrt(2 * depth).
-    Raises SizeError where `heads` does not divide `width`; the model raises it for a sequence beyond its context.
+    Raises SizeError where `heads` does not divide `width`, CostError for a `dropout` that is no share; the model raises
+    SizeError for a sequence beyond its context.
     """
     sizes = {"vocab": vocab, "width": width, "depth": depth, "heads": heads, "context": context}
     vocab, width, depth, heads, context = (positive_integer(name, size) for name, size in sizes.items())
+    amount("dropout", dropout, most=1)
     if width % heads:
         raise SizeError(f"width must be a multiple of heads: {width} is not one of {heads}")
     with _seeded(seed):
@@ -242,10 +244,12 @@ def sample_tokens(
 
     `predict` takes tokens (1, n) to logits (1, n, vocab): a model, or the `predict` of a pipeline. It sees the last
     `context` tokens. Logits are divided by `temperature`: below 1, likely tokens become likelier. The draws depend on
-    `seed` alone. Raises SizeError for a temperature that is not positive.
+    `seed` alone. Raises SizeError for an empty start, and for a temperature that is not positive.
     """
-    if not temperature > 0:
+    if not amount("temperature", temperature):
         raise SizeError(f"temperature must be above 0, got {temperature!r}")
+    if not len(start):
+        raise SizeError("start must hold at least one token, for the next is drawn by what came before it")
     count, context = positive_integer("count", count), positive_integer("context", context)
     draws, tokens = torch.Generator().manual_seed(seed), start
     for _ in range(count):

@@ -68,7 +68,8 @@ class Partition(tuple[slice, ...]):
         return tuple(self), self.costs
 
     def __str__(self) -> str:
-        lines = [f"{sum(self.sizes)} layers in {len(self)} stages, heaviest {_short(self.heaviest)}"]
+        stages = f"{len(self)} stage{'s' * (len(self) != 1)}"
+        lines = [f"{sum(self.sizes)} layers in {stages}, heaviest {_short(self.heaviest)}"]
         names = [f"{part.start}:{part.stop}" for part in self]
         figures = [_short(cost) for cost in self.costs]
         wide_name, wide_figure = max(6, *map(len, names)), max(4, *map(len, figures))
@@ -171,6 +172,8 @@ def _most_even_cuts(prefix: Sequence[int], num_stages: int, limit: int) -> list[
 
 def _checked(costs_per_layer: Iterable[Number]) -> list[Number]:
     """The costs as plain ints, fractions and floats; PartitionError with every layer whose cost is not usable."""
+    if not isinstance(costs_per_layer, Iterable):
+        raise PartitionError(f"expected the cost of every layer, as in [3, 1, 2], got {costs_per_layer!r}")
     layers: list[Number] = []
     wrong: list[str] = []
     for layer, given in enumerate(costs_per_layer):

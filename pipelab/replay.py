@@ -46,8 +46,8 @@ def replay(
     one for every stage; an update takes the mean over its samples. A schedule without updates makes one, after all.
     Between two batches the pipeline is empty. `rule` is one of those of `weight_versions`. A loss is the mean over the
     samples, each with the weights that it met. Layers pass one tensor on; dropout draws other numbers than on ranks.
-    Raises ScheduleError where the rule has no answer, EngineError for a backward that is split and a model that is no
-    `nn.Sequential`, SizeError for fewer samples than micro-batches.
+    Raises ScheduleError where the rule has no answer, EngineError for a backward that is split, a model that is no
+    `nn.Sequential` and a loss that is no number, SizeError for fewer samples than micro-batches or targets.
     """
     if schedule.splits_backward:
         raise EngineError(f"a replay runs whole backwards (B), and {schedule.name!r} splits them into I and W")
@@ -73,6 +73,8 @@ def _stream(
     """One batch; its loss."""
     if len(inputs) < count:
         raise SizeError(f"{len(inputs)} samples cannot fill {count} micro-batches")
+    if len(inputs) != len(targets):
+        raise SizeError(f"{len(inputs)} inputs came with {len(targets)} targets: every sample needs one")
     xs, ys = inputs.tensor_split(count), targets.tensor_split(count)
     last, loss = len(stages) - 1, 0.0
     arrived: dict[Action, Any] = {Action(0, Kind.F, k): x for k, x in enumerate(xs)}  # by the action that reads it
@@ -96,7 +98,10 @@ def _stream(
 
 
 def _loss(loss_fn: LossFunction, target: Tensor, output: Tensor) -> Tensor:
-    return loss_fn(output, target)
+    found = loss_fn(output, target)
+    if not isinstance(found, Tensor) or found.numel() != 1:
+        raise EngineError(f"in a replay, loss_fn returns the mean over its samples, one number, got {found!r}")
+    return found
 
 
 class _Stage:

@@ -44,13 +44,14 @@ class Schedule:
         ranks = _orders(self.name, self.ranks)
         given = self.num_microbatches or 1 + max(a.microbatch for order in ranks for a in order)
         microbatches = positive_integer("num_microbatches", given)
-        stages = len(self.placement) or 1 + max(a.stage for order in ranks for a in order)
+        placement = tuple(self.placement or ())
+        stages = len(placement) or 1 + max(a.stage for order in ranks for a in order)
         if stages * microbatches > max(_PLAUSIBLE, sum(map(len, ranks))):
             raise ScheduleError(
                 f"schedule {self.name!r} has {sum(map(len, ranks)):,} actions for {stages:,} stages and "
                 f"{microbatches:,} micro-batches: is a number mistyped?"
             )
-        holders = (positive_integer(f"the rank of stage {s}", r, minimum=0) for s, r in enumerate(self.placement))
+        holders = (positive_integer(f"the rank of stage {s}", r, minimum=0) for s, r in enumerate(placement))
         object.__setattr__(self, "ranks", ranks)
         object.__setattr__(self, "placement", tuple(holders) or _placement_of(self.name, ranks))
         object.__setattr__(self, "num_microbatches", microbatches)

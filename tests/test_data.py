@@ -162,6 +162,8 @@ def test_characters_windows_depend_on_the_seed_alone():
     [
         (lambda: characters(""), "the text is empty"),
         (lambda: characters("ab").encode("abc!"), "has no '!', 'c'"),
+        (lambda: characters("ab").decode(torch.tensor([0, 2])), "has characters 0 to 1, and none is 2"),
+        (lambda: characters("ab").decode(torch.tensor([-1])), "has characters 0 to 1, and none is -1"),
         (lambda: characters("abc").windows(1, 1, 3), "a window of 3 needs 4 characters, the text has 3"),
         (lambda: characters("abc").windows(0, 1, 2), "steps must be"),
         (lambda: characters("abc").windows(1, 1.5, 2), "batch_size must be"),

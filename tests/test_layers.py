@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pipelab.engine import Pipeline
-from pipelab.errors import PartitionError
+from pipelab.errors import EngineError, PartitionError
 from pipelab.layers import as_layers
 from pipelab.models import ResNet, next_token_loss, resnet
 from pipelab.schedules import one_f_one_b
@@ -145,6 +145,14 @@ def test_layers_keep_the_mode_and_share_the_weights() -> None:
     row = as_layers(model)
     assert not row.training
     assert {id(p) for p in row.parameters()} == {id(p) for p in model.parameters()}
+
+
+def test_layers_refuse_the_state_of_another_model() -> None:
+    row, other = as_layers(residual()), {"weight": torch.zeros(2)}
+    with pytest.raises(EngineError, match="these layers have no weight: is this the state of another model"):
+        row.to_original(other)
+    with pytest.raises(EngineError, match=r"the state has no .*, fc.weight, .*: is this the state of another model"):
+        row.from_original(other)
 
 
 def test_layers_say_what_to_do_with_an_unknown_model() -> None:

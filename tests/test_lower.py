@@ -50,6 +50,11 @@ def test_a_program_that_leaves_actions_out_or_changes_their_order():
         validate_program(Program(alone, (swapped,)))
 
 
+def test_a_schedule_is_no_program():
+    with pytest.raises(ScheduleError, match=r"expected a Program, as pl.lower\(schedule\) makes one, got <Schedule"):
+        validate_program(gpipe(2, 2))
+
+
 def test_lowered_1f1b_by_hand():
     assert str(lower(one_f_one_b(2, 2))).splitlines() == [
         "rank 0: 0F0, send 0F0 to 1, 0F1, send 0F1 to 1, receive 1B0 from 1, 0B0, receive 1B1 from 1, 0B1",

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from pipelab.data import batches, digits
-from pipelab.errors import SizeError
+from pipelab.errors import CostError, SizeError
 from pipelab.models import cnn, gpt, mlp, next_token_loss, resnet, sample_tokens
 
 BUILDERS = {
@@ -177,3 +177,10 @@ def test_models_sample_tokens_by_the_logits_they_get():
     assert {tokens.shape for tokens in seen} == {(1, 2), (1, 3)}
     with pytest.raises(SizeError, match="temperature must be above 0, got 0"):
         sample_tokens(predict, torch.tensor([0]), 1, temperature=0)
+    with pytest.raises(SizeError, match="start must hold at least one token"):
+        sample_tokens(predict, torch.tensor([], dtype=torch.int64), 1)
+
+
+def test_models_refuse_a_dropout_that_is_no_share():
+    with pytest.raises(CostError, match="dropout must be a number, got nan"):
+        gpt(11, width=8, heads=2, dropout=math.nan)
