@@ -373,6 +373,15 @@ def test_planner_plans_every_flushed_schedule(name: str) -> None:
                 rejected.candidate.build()
 
 
+def test_planner_plans_a_schedule_that_has_no_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    # docs/add-a-schedule.md: a file and a line in the table; once the plan ended for want of a formula
+    monkeypatch.setitem(SCHEDULES, "mine", lambda p, m: pl.Schedule("mine", pl.one_f_one_b(p, m).ranks))
+    fixed = {"batch": 32, "pp": 4, "microbatch": 1, "simulate": 0}
+    mine, usual = (list(plan(SEVEN, EIGHT, schedule=name, **fixed)) for name in ("mine", "one_f_one_b"))
+    assert [choice.step_s for choice in mine] == pytest.approx([choice.step_s for choice in usual])
+    assert [choice.ranks for choice in mine] == [choice.ranks for choice in usual]
+
+
 def test_planner_says_what_it_needs_of_a_model() -> None:
     with pytest.raises(SizeError, match="no preset is called 'gpt5'; there are gpt3-175b, megatron-"):
         plan("gpt5", 8, batch=8)

@@ -97,11 +97,13 @@ def divisors_of(number: int) -> list[int]:
     return sorted({*small, *(number // n for n in small)})
 
 
-_WORDS = {
-    "schedule": tuple(name for name in SCHEDULES if not traits(name).updates),  # without a flush, no step to plan
-    "remat": REMATS,
-    "sharding": SHARDINGS,
-}
+def _words(axis: str) -> tuple[str, ...]:
+    """The words of an axis, or none where it counts."""
+    if axis == "schedule":
+        return tuple(name for name in SCHEDULES if not traits(name).updates)  # without a flush, no step to plan
+    return {"remat": REMATS, "sharding": SHARDINGS}.get(axis, ())
+
+
 _AXES = tuple(field.name for field in fields(Choices))
 
 
@@ -113,9 +115,9 @@ def _values(name: str, given: object) -> tuple[object, ...] | None:
     entries = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     if not entries:
         raise SizeError(f"{name} has no value to try; leave it out to try all")
-    if name not in _WORDS:
+    words = _words(name)
+    if not words:
         return tuple(positive_integer(name, entry) for entry in entries)
-    unknown = [entry for entry in entries if entry not in _WORDS[name]]
-    if unknown:
-        raise SizeError(f"{name} is one of {', '.join(_WORDS[name])}; got {', '.join(map(repr, unknown))}")
+    if unknown := [entry for entry in entries if entry not in words]:
+        raise SizeError(f"{name} is one of {', '.join(words)}; got {', '.join(map(repr, unknown))}")
     return entries

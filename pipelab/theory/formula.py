@@ -91,6 +91,9 @@ class Family(Mapping[str, Formula]):
             raise FormulaError(f"no closed form of {self.name} for {schedule!r}; there is one for {', '.join(self)}")
         return self.formulas[schedule]
 
+    def __contains__(self, schedule: object) -> bool:
+        return schedule in self.formulas
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.formulas)
 
