@@ -57,7 +57,8 @@ def coverage_of_ranks() -> Iterator[None]:
         if process.exitcode is None and process.pid is not None:
             with contextlib.suppress(OSError):
                 os.kill(process.pid, signal.SIGTERM)
-            process.join(2)
+                process.join(0.3)
+                os.killpg(process.pid, signal.SIGKILL)  # with what it has started
         kill(process)
 
     with pytest.MonkeyPatch.context() as patch:

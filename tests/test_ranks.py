@@ -389,7 +389,7 @@ def test_ranks_an_exception_with_a_long_message_comes_at_once(ranks: pl.Ranks) -
     def fail() -> None:
         raise ValueError(list(range(100_000)))
 
-    with pytest.raises(pl.RankError, match="raised ValueError: .*99999"):
+    with pytest.raises(pl.RankError, match=r"raised ValueError: .*99999"):
         ranks.run_each(fail, [()] * 3, timeout=5)
 
 
@@ -541,7 +541,7 @@ def test_ranks_spawn_without_running_the_script_again(tmp_path: Path) -> None:
             with pl.Ranks(2) as ranks:   # no guard of __name__: it stands in a script as in a cell
                 print(ranks.run(work) == [(2.0, os.getpid())] * 2)
                 try:
-                    ranks.run(os._exit, 7)
+                    ranks.run(lambda: os._exit(7))
                 except pl.RankError as error:
                     print(error)
                 print(ranks.run(abs, -1))
