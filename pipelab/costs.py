@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -104,18 +105,17 @@ class Costs:
         A full backward counts half as I, half as W; messages count as free. Simulating with these costs tells how much
         of a run's time its order explains.
         """
-        seen: dict[tuple[Kind, int], list[float]] = {}
+        seen: defaultdict[tuple[Kind, int], list[float]] = defaultdict(list)
         for span in timed(trace).spans:
             if not span.recompute:
-                seen.setdefault((span.action.kind, span.action.stage), []).append(span.duration)
+                seen[span.action.kind, span.action.stage].append(span.duration)
 
-        def times(kind: Kind) -> list[float]:
-            halves = [(median(seen.get((Kind.B, stage), [0.0])) / 2) for stage in range(trace.schedule.num_stages)]
-            return [median(seen.get((kind, stage), [half])) for stage, half in enumerate(halves)]
+        def took(kind: Kind) -> list[float]:
+            return [median(seen[kind, stage] or [0.0]) for stage in range(trace.schedule.num_stages)]
 
-        forward = [median(seen.get((Kind.F, stage), [0.0])) for stage in range(trace.schedule.num_stages)]
-        updates = [median(seen.get((Kind.U, stage), [0.0])) for stage in range(trace.schedule.num_stages)]
-        return cls(F=forward, I=times(Kind.I), W=times(Kind.W), U=updates)
+        halves = [whole / 2 for whole in took(Kind.B)]
+        i, w = ([own or half for own, half in zip(took(kind), halves, strict=True)] for kind in (Kind.I, Kind.W))
+        return cls(F=took(Kind.F), I=i, W=w, U=took(Kind.U))
 
     def split(self, stages_per_rank: int, placement: Literal["loop", "v"] = "loop") -> Costs:
         """These costs, given for whole ranks, divided over `stages_per_rank` equal stages a rank.

@@ -40,6 +40,11 @@ class Span(NamedTuple):
         """End minus start."""
         return self.end - self.start
 
+    @property
+    def name(self) -> str:
+        """`0F0`, or `0F0 again` for its recomputation."""
+        return f"{self.action} again" if self.recompute else str(self.action)
+
 
 class Message(NamedTuple):
     """What `action` made, on its way from rank `sender` to rank `receiver`, where `reader` needs it.
@@ -129,7 +134,7 @@ class Trace:
 
     def busy(self, rank: int) -> float:
         """Time that `rank` spends on actions. Raises SizeError for a rank that there is not."""
-        return math.fsum(span.end - span.start for span in self._row(rank))
+        return math.fsum(span.duration for span in self._row(rank))
 
     def idle(self, rank: int) -> float:
         """Time between the trace's first start and last end that `rank` does not spend on actions."""
@@ -164,7 +169,7 @@ class Trace:
         is taken off. So a paced run has exactly the ends of the simulation with the costs that paced it. Recomputed
         forwards are called "0F0 again". Raises CostError where the trace is empty.
         """
-        on_clock = {f"{s.action} again" if s.recompute else str(s.action): s.end - s.late for s in self._filled}
+        on_clock = {span.name: span.end - span.late for span in self._filled}
         first = min(on_clock.values())
         return {name: round(end - first, 6) for name, end in on_clock.items()}
 
@@ -222,62 +227,34 @@ class Trace:
             json.dump({"displayTimeUnit": "ms", "traceEvents": events} | other, file)
 
     def _chrome_events(self, counters: dict[str, Sequence[Sequence[tuple[float, float]]]]) -> list[dict[str, Any]]:
-        micro = 1e6
-        process = 1  # Perfetto takes process 0 and thread 0 for the kernel's idle task, and merges rank 0 with rank 1
+        def event(phase: str, name: str, rank: int, **fields: Any) -> dict[str, Any]:
+            # Perfetto takes process 0 and thread 0 for the kernel's idle task, and would merge ranks 0 and 1
+            return {"ph": phase, "name": name, "pid": 1, "tid": rank + 1, **fields}
 
         def at(time: float) -> float:
-            return (time - self.start) * micro
+            return (time - self.start) * 1e6
 
-        events: list[dict[str, Any]] = [
-            {
-                "ph": "M",
-                "name": "process_name",
-                "pid": process,
-                "tid": 1,
-                "args": {"name": f"{self.schedule.name} ({self.source})"},
-            }
-        ]
+        events = [event("M", "process_name", 0, args={"name": f"{self.schedule.name} ({self.source})"})]
         for rank in range(self.num_ranks):
-            row = {"ph": "M", "pid": process, "tid": rank + 1}
-            events.append({**row, "name": "thread_name", "args": {"name": f"rank {rank}"}})
-            events.append({**row, "name": "thread_sort_index", "args": {"sort_index": rank}})
+            events.append(event("M", "thread_name", rank, args={"name": f"rank {rank}"}))
+            events.append(event("M", "thread_sort_index", rank, args={"sort_index": rank}))
         for span in self.spans:
             stage, kind, microbatch = span.action
-            events.append(
-                {
-                    "ph": "X",
-                    "name": f"{span.action} again" if span.recompute else str(span.action),
-                    "cat": kind.value,
-                    "pid": process,
-                    "tid": span.rank + 1,
-                    "ts": at(span.start),
-                    "dur": span.duration * micro,
-                    "args": {"stage": stage, "microbatch": microbatch, "late_s": span.late, "version": span.version},
-                }
-            )
+            args = {"stage": stage, "microbatch": microbatch, "late_s": span.late, "version": span.version}
+            times = {"ts": at(span.start), "dur": span.duration * 1e6}
+            events.append(event("X", span.name, span.rank, cat=kind.value, **times, args=args))
         spans = {(s.action, s.recompute): s for s in self.spans}
         for number, message in enumerate(self.messages):
-            flow = {"cat": "message", "name": str(message.action), "id": number, "pid": process}
             sent, read = spans[message.action, False], spans[message.reader, False]
             # a flow is tied to the slice around its time stamp, so it leaves inside the sender's slice
             leaves = min(message.sent, sent.start + 0.999 * sent.duration)
-            events.append(
-                {"ph": "s", "tid": message.sender + 1, "ts": at(leaves), "args": {"bytes": message.bytes}, **flow}
-            )
-            events.append({"ph": "f", "bp": "e", "tid": message.receiver + 1, "ts": at(read.start), **flow})
+            name, flow = str(message.action), {"cat": "message", "id": number}
+            events.append(event("s", name, message.sender, ts=at(leaves), args={"bytes": message.bytes}, **flow))
+            events.append(event("f", name, message.receiver, ts=at(read.start), bp="e", **flow))
         for name, curves in counters.items():
             for rank, curve in enumerate(curves):
-                events += [
-                    {
-                        "ph": "C",
-                        "name": f"{name}, rank {rank}",
-                        "pid": process,
-                        "tid": rank + 1,
-                        "ts": at(time),
-                        "args": {name: value},
-                    }
-                    for time, value in curve
-                ]
+                title = f"{name}, rank {rank}"
+                events += [event("C", title, rank, ts=at(time), args={name: value}) for time, value in curve]
         return events
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
