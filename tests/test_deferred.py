@@ -105,6 +105,29 @@ def test_deferred_gradients_are_those_of_the_ordinary_backward(
     assert stage.empty
 
 
+class Force(nn.Module):
+    """Works out a gradient in its forward, which is differentiated again, as a model of molecules does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("kinds", ["B", "IW"])
+def test_deferred_gradients_can_be_differentiated_again(kinds: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deferred, "_SLACK", math.inf)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), Force(), nn.Linear(6, 6))
+    reference, inputs = copy.deepcopy(model), list(torch.randn(3, 4, 6))
+    expected = plain(reference, inputs)
+    assert_same(in_pipeline_order(Stage(list(model), deferral=Deferral(model)), inputs, kinds), expected)
+    for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+
+
 def block(width: int = 64) -> nn.Sequential:
     return nn.Sequential(*[pl.models.Block(width, 4) for _ in range(6)])
 
