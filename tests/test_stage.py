@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pipelab.engine.live_bytes import LiveBytes
 from pipelab.engine.message import Value, copied, unwrap, wrap
 from pipelab.engine.stage import Stage
+from pipelab.errors import EngineError
 
 REMATS = ["none", "stage", "layer", 2]
 
@@ -273,17 +274,55 @@ def test_stage_recomputation_counts_statistics_once(remat: str | int) -> None:
     assert torch.equal(model[1].running_var, reference[1].running_var)
 
 
+class Remembers(nn.Module):
+    """Puts a new tensor in a buffer's place at every forward, and one where there was none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("first", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + x.detach().mean(0)
+        scale = 2 if self.first is None else 1
+        self.first = torch.ones((), dtype=torch.int64)
+        return self.layer(x) * self.mean * scale
+
+
+MOVING: dict[str, Callable[[], nn.Module]] = {
+    "written": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)),
+    "replaced": Remembers,
+}
+
+
 @pytest.mark.parametrize("remat", REMATS)
-def test_stage_recomputation_sees_the_buffers_of_the_first_time(remat: str | int) -> None:
+@pytest.mark.parametrize("name", MOVING)
+def test_stage_recomputation_sees_the_buffers_of_the_first_time(name: str, remat: str | int) -> None:
     """Spectral norm moves a buffer at every forward and divides by what it finds there."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)), nn.ReLU())
+    model = nn.Sequential(MOVING[name](), nn.ReLU())
     reference = copy.deepcopy(model)
     inputs = list(torch.randn(4, 4, 6))
     expected = plain(reference, inputs)
     assert_same(in_pipeline_order(Stage(list(model), remat=remat), inputs, "B"), expected)
     assert_same(model.state_dict(), reference.state_dict())
     assert_same([p.grad for p in model.parameters()], [p.grad for p in reference.parameters()])
+
+
+def test_stage_recomputation_refuses_gradients_inside_a_forward() -> None:
+    class Energy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.autograd.grad(x.pow(3).sum(), x, create_graph=True)[0]
+
+    def step(remat: str) -> Tensor | None:
+        stage = Stage([nn.Linear(6, 6), Energy()], remat=remat)
+        stage.forward(0, Value(b"tensor", [torch.ones(4, 6)], [True]))
+        return stage.backward(0, [torch.ones(4, 6)])[0]
+
+    assert step("none") is not None
+    with pytest.raises(EngineError, match=r"gradients in its forward, which under rematerialization.*remat='none'"):
+        step("stage")
 
 
 @pytest.mark.parametrize(

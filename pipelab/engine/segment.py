@@ -26,9 +26,10 @@ from pipelab.engine.device import CPU, Device
 from pipelab.engine.keywords import Keywords
 from pipelab.engine.message import Value, copied, unwrap, wrap
 from pipelab.engine.seeding import draws_nothing, seed
+from pipelab.errors import EngineError
 
 Gradients = Sequence[Tensor | None]
-Buffers = dict[tuple[nn.Module, str], Tensor]
+Buffers = dict[tuple[nn.Module, str], Tensor | None]
 
 _NOTHING = nullcontext()
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -118,11 +119,11 @@ class Segment:
             self._graphs[microbatch], made = self._build(microbatch, value)  # [1]
             return made
         kept = copied(value)  # a layer may write into its input
-        buffers = self._buffers()
-        before = {place: buffer.clone() for place, buffer in buffers.items()}
-        with saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing):  # [5]
+        before = {place: None if buffer is None else buffer.clone() for place, buffer in self._buffers().items()}
+        with saved_tensors_hooks(lambda tensor: None, _missing):  # [5]
             _, made = self._build(microbatch, value)
-        changed = {place: old for place, old in before.items() if not torch.equal(old, buffers[place])}
+        after = self._buffers()  # a layer may have written into its buffers, or put others in their place
+        changed = {place: old for place, old in before.items() if not _equal(old, after[place])}
         self._inputs[microbatch] = kept, changed
         return made
 
@@ -217,19 +218,33 @@ class Segment:
             yield
 
     def _buffers(self) -> Buffers:
-        return {(m, name): b for m in self._modules for name, b in m._buffers.items() if b is not None}
+        return {(module, name): buffer for module in self._modules for name, buffer in module._buffers.items()}
 
     @contextmanager
     def _with_buffers(self, changed: Buffers) -> Iterator[None]:
         """Inside, the buffers are copies: of what they were before the first run, where that changed them."""
         kept = self._buffers()
         for (module, name), buffer in kept.items():
-            module._buffers[name] = changed.get((module, name), buffer).clone()
+            first = changed.get((module, name), buffer)
+            module._buffers[name] = None if first is None else first.clone()
         try:
             yield
         finally:
             for (module, name), buffer in kept.items():
                 module._buffers[name] = buffer
+
+
+def _equal(old: Tensor | None, new: Tensor | None) -> bool:
+    if old is None or new is None:
+        return old is new
+    return old.dtype == new.dtype and torch.equal(old, new)
+
+
+def _missing(nothing: None) -> Tensor:
+    raise EngineError(
+        "a layer works out gradients in its forward, which under rematerialization keeps nothing the first time: "
+        "take remat='none'"
+    )
 
 
 def _walk(
