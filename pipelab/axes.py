@@ -9,7 +9,7 @@ from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
 import matplotlib.pyplot as plt
-from matplotlib import rcParamsDefault, style
+from matplotlib import rcParams, rcParamsDefault, style
 from matplotlib.axes import Axes as Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -43,9 +43,14 @@ def ink_on_paper(draw: Callable[P, R]) -> Callable[P, R]:
     @wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> R:
         found = parameters.bind_partial(*args, **kwargs).arguments
-        given = any(found.get(name) is not None for name in ("ax", "axes"))
-        with plt.rc_context({} if given else _USUAL):
+        if any(found.get(name) is not None for name in ("ax", "axes")):
             return draw(*args, **kwargs)
+        before = {name: rcParams[name] for name in _USUAL}
+        rcParams.update(_USUAL)
+        try:
+            return draw(*args, **kwargs)
+        finally:  # these names and no others: the first figure in a kernel turns `interactive` on, which has to stay
+            rcParams.update(before)
 
     return drawn
 

@@ -18,6 +18,7 @@ from matplotlib.text import Text
 
 from pipelab import palette
 from pipelab.action import Kind
+from pipelab.axes import ink_on_paper
 from pipelab.costs import Costs
 from pipelab.errors import CostError, SizeError
 from pipelab.gantt import gantt, gantt_compare, gantt_png
@@ -226,6 +227,20 @@ def test_gantt_draws_on_the_axes_that_it_is_given() -> None:
     _, ax = plt.subplots(figsize=(5, 2))
     assert gantt(simulate(gpipe(2, 2)), ax) is ax
     assert ax.get_title(loc="left").endswith("simulated\n")  # a line above the numbers: both have no room in one
+
+
+def test_gantt_leaves_what_a_kernel_sets_with_its_first_figure() -> None:
+    # the first figure of a notebook turns `interactive` on; restoring all of rcParams turned it off, and no later
+    # picture appeared
+    def first_figure(ax: Axes | None = None) -> None:
+        matplotlib.interactive(True)
+
+    assert not matplotlib.is_interactive()
+    try:
+        ink_on_paper(first_figure)()
+        assert matplotlib.is_interactive()
+    finally:
+        matplotlib.interactive(False)
 
 
 @pytest.mark.parametrize(
