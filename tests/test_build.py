@@ -451,6 +451,16 @@ def test_build_goes_from_level_to_level() -> None:
     assert builder.ran.value == ""
 
 
+def test_build_goes_from_ones_own_board_to_a_level_and_back() -> None:
+    builder = build(2, 3)
+    assert builder.levels.label == "a board of your own"  # it stood in the list, and the field was empty
+    own = builder.levels.value
+    builder.levels.value = 0
+    assert "Finish within a makespan of 6." in builder.task.value
+    builder.levels.value = own
+    assert builder.board == Board(Task(2, 3))
+
+
 @pytest.mark.timeout(60)
 def test_build_runs_for_real_below_its_prediction() -> None:
     builder = build(2, 2)

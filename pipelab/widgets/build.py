@@ -21,10 +21,11 @@ from pipelab.widgets.build_model import Board, Task, read
 from pipelab.widgets.build_score import best_known, score
 from pipelab.widgets.run_it import RUNNING, run_it
 from pipelab.widgets.stored import Stored
-from pipelab.widgets.svg import gantt_svg
+from pipelab.widgets.svg import SCROLLS, gantt_svg
 
 _LINE = {"flex_flow": "row wrap", "align_items": "center"}
-_AUTO = {"width": "auto"}
+_AUTO, _HALF = {"width": "auto"}, {"width": "22em", "max_width": "98%"}
+_OWN = -1  # in the list of levels; None would show nothing
 _CSS = "".join(
     f".widget-button.pl-legal.pl-{kind.value} {{background: {palette.COLOURS[kind]}; "
     f"color: {palette.ink_on(palette.COLOURS[kind])}; font-weight: 600}}"
@@ -67,10 +68,12 @@ class Builder(Stored, W.VBox):  # type: ignore[misc]  # ipywidgets has no types
     def __init__(self, task: Task, level: int | None = None) -> None:
         self.board, self._own = Board(task), task
         names = [(f"{number}: {one.title}", number) for number, one in enumerate(LEVELS)]
-        own = [("a board of your own", None)] if level is None else []
-        self.levels = W.Dropdown(options=own + names, value=level, description="level")
-        self.task, self.picture, self.says = W.HTML(), W.HTML(), W.HTML()
-        self.score, self.export, self.ran = W.HTML(), W.HTML(), W.HTML()
+        own = [("a board of your own", _OWN)] if level is None else []
+        self.levels = W.Dropdown(
+            options=own + names, value=_OWN if level is None else level, description="level", layout=_HALF
+        )
+        self.task, self.says, self.score = W.HTML(), W.HTML(), W.HTML()
+        self.picture, self.export, self.ran = (W.HTML(layout=SCROLLS) for _ in range(3))
         for part, name in [(self.picture, "board"), (self.says, "says"), (self.score, "score"), (self.ran, "ran")]:
             part.add_class(f"pl-{name}")
         self.moves: dict[tuple[int, Kind], Any] = {}
@@ -83,12 +86,12 @@ class Builder(Stored, W.VBox):  # type: ignore[misc]  # ipywidgets has no types
         )
         self.undo = W.Button(description="undo", icon="undo", layout=_AUTO)
         self.again = W.Button(description="start again", icon="refresh", layout=_AUTO)
-        self.rule = W.Dropdown(options=list(RULES), description="rule", layout={"width": "22em", "max_width": "98%"})
+        self.rule = W.Dropdown(options=list(RULES), description="rule", layout=_HALF)
         self.finish = W.Button(description="finish for me", icon="fast-forward", layout=_AUTO)
         self.clock = W.Dropdown(
             options=[("emulated accelerators", True), ("this machine's own speed", False)],
             description="run on",
-            layout={"width": "22em", "max_width": "98%"},
+            layout=_HALF,
         )
         self.run = W.Button(description="run it for real", icon="play", layout=_AUTO)
         hand = W.Box([self.typed, self.undo, self.again, self.rule, self.finish], layout=_LINE)
@@ -157,7 +160,7 @@ class Builder(Stored, W.VBox):  # type: ignore[misc]  # ipywidgets has no types
 
     @property
     def _level(self) -> Level | None:
-        return None if self.levels.value is None else LEVELS[self.levels.value]
+        return None if self.levels.value == _OWN else LEVELS[self.levels.value]
 
     def _lay_out(self, board: Board) -> None:
         """A row of buttons a rank: one for each of its stages and kinds."""

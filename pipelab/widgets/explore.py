@@ -29,7 +29,7 @@ from pipelab.widgets.play_model import Film
 from pipelab.widgets.play_svg import cursor_svg
 from pipelab.widgets.run_it import RUNNING, run_it
 from pipelab.widgets.stored import Stored
-from pipelab.widgets.svg import Grid, gantt_svg
+from pipelab.widgets.svg import SCROLLS, Grid, gantt_svg
 
 _LABEL = {"description_width": "12em"}
 _WIDE = {"width": "32em", "max_width": "98%"}
@@ -79,12 +79,10 @@ class Explorer(Stored, W.VBox):  # type: ignore[misc]  # ipywidgets has no types
             min=0, max=_TICKS, value=_TICKS // 3, description="time", readout=False, style=_LABEL, layout=_WIDE
         )
         self.run = W.Button(description="run it", icon="play", layout={"width": "auto"})
-        self.picture, self.cursor, self.panel, self.words, self.ran = (W.HTML() for _ in range(5))
-        for part, name in [
-            *((self.picture, "picture"), (self.cursor, "cursor"), (self.panel, "panel")),
-            *((self.words, "words"), (self.ran, "ran")),
-        ]:
-            part.add_class(f"pl-{name}")
+        self.picture, self.cursor, self.words = W.HTML(), W.HTML(), W.HTML()
+        self.panel, self.ran = W.HTML(layout=SCROLLS), W.HTML(layout=SCROLLS)
+        for name in ("picture", "cursor", "panel", "words", "ran"):
+            getattr(self, name).add_class(f"pl-{name}")
         for layer in (self.picture, self.cursor):
             layer.layout.grid_area = "all"
         self.view = View(None, ())
@@ -92,8 +90,8 @@ class Explorer(Stored, W.VBox):  # type: ignore[misc]  # ipywidgets has no types
         left, right = list(self.controls.values())[:5], list(self.controls.values())[5:]
         row = {"flex_flow": "row wrap"}
         panel = W.Box([W.VBox(left), W.VBox(right)], layout=row)
-        looks = W.Box([self.mode, self.compare, self.time], layout=row)
-        layers = W.GridBox([self.picture, self.cursor], layout={"grid_template_areas": '"all"'})
+        looks = W.Box([self.mode, self.compare, self.time], layout={**row, "align_items": "center"})
+        layers = W.GridBox([self.picture, self.cursor], layout={"grid_template_areas": '"all"', **SCROLLS})
         super().__init__([panel, looks, layers, self.panel, self.words, W.Box([self.run]), self.ran])
         self.add_class("pl-explore")
         for control in self.controls.values():

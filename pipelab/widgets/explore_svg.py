@@ -20,7 +20,8 @@ def stages_svg(schedule: Schedule, layers: int, description: str) -> str:
     def corner(stage: int) -> tuple[float, float]:
         return 10 + pitch * (schedule.placement[stage] + 0.5) - wide / 2, 26 + step * depth[stage]
 
-    parts = [opening(26 + step * schedule.stages_per_rank, f"The stages of {schedule.name}", description)]
+    bottom = 26 + step * (schedule.stages_per_rank - 1) + high + 6
+    parts = [opening(bottom, f"The stages of {schedule.name}", description)]
     parts.append(
         '<marker id="pl-tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0L8 4L0 8z" fill="currentColor"/></marker>'
@@ -79,7 +80,7 @@ def places_svg(schedule: Schedule, where: Sequence[Place], description: str) -> 
     for k, place in enumerate(where):
         groups.setdefault((place.stage, place.forward), []).append(k)
     for (at, forward), members in groups.items():
-        x = 92.0 if at is None else _LEFT + pitch * (at + 0.5)
+        x = 104.0 if at is None else _LEFT + pitch * (at + 0.5)
         top = 24 + (0 if forward else _LANE)
         for row, k in enumerate(members[:_MOST]):
             parts.append(_microbatch(k, where[k], x, top + 11 + 20 * row, radius))

@@ -14,7 +14,7 @@ from pipelab.trace import Trace
 from pipelab.widgets.play_model import Film, Moment
 from pipelab.widgets.play_svg import NO_MOUSE, cursor_svg, ranks_svg, reel
 from pipelab.widgets.stored import Stored
-from pipelab.widgets.svg import Grid, gantt_svg, styles
+from pipelab.widgets.svg import SCROLLS, WORDS_WRAP, Grid, gantt_svg, styles
 
 _TICKS = 3000  # of the time slider
 _FRAME_MS, _SECONDS = 33, 10  # a frame, and the whole film at single speed
@@ -64,12 +64,12 @@ class Player(Stored, W.VBox):  # type: ignore[misc]  # ipywidgets has no types
         for layer in (picture, self.cursor):
             layer.layout.grid_area = "all"
         self.cursor.add_class("pl-cursor")
-        self.ranks = W.HTML()  # with the sentence, so that a reel is two messages
+        self.ranks = W.HTML(layout=SCROLLS)  # with the sentence, so that a reel is two messages
         self.ranks.add_class("pl-ranks")
         controls = W.Box(
             [self.clock, self.back, self.forward, self.scrub, self.speed], layout={"flex_flow": "row wrap"}
         )
-        layers = W.GridBox([picture, self.cursor], layout={"grid_template_areas": '"all"'})
+        layers = W.GridBox([picture, self.cursor], layout={"grid_template_areas": '"all"', **SCROLLS})
         super().__init__([controls, layers, self.ranks])
         self.add_class("pl-play")
         self.speed.observe(lambda _: self._set_speed(), names="value")
@@ -100,7 +100,7 @@ class Player(Stored, W.VBox):  # type: ignore[misc]  # ipywidgets has no types
         places = range(here, min(here + _REEL * step, _TICKS + step), step) if plays else [here]
         moments = [self._moment_at(min(place, _TICKS)) for place in places]
         self.cursor.value = NO_MOUSE + reel([cursor_svg(self._grid, moment) for moment in moments], _FRAME_MS)
-        self.ranks.value = reel([self._ranks_at(moment) for moment in moments], _FRAME_MS)
+        self.ranks.value = WORDS_WRAP + reel([self._ranks_at(moment) for moment in moments], _FRAME_MS)
 
     def _ranks_at(self, moment: Moment) -> str:
         words = f'<p style="line-height: 1.6">{escape(moment.sentence)}</p>'

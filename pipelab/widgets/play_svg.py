@@ -10,7 +10,7 @@ from pipelab import palette
 from pipelab.action import Kind
 from pipelab.trace import Message
 from pipelab.widgets.play_model import Kept, Moment
-from pipelab.widgets.svg import WIDTH, Grid, opening
+from pipelab.widgets.svg import STRETCH, WIDTH, Grid, opening
 
 _BOX_TOP, _BOX_HIGH = 46, 30  # of a rank
 _LANES = {Kind.F: 12, Kind.B: 32, Kind.I: 32}  # where activations fly, and gradients
@@ -32,7 +32,7 @@ def cursor_svg(grid: Grid, moment: Moment) -> str:
         )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" aria-hidden="true" viewBox="0 0 {WIDTH} {grid.height}" width="100%" '
-        f'style="max-width:{WIDTH}px;display:block">{"".join(parts)}</svg>'
+        f'style="{STRETCH}">{"".join(parts)}</svg>'
     )
 
 

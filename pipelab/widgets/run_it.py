@@ -8,7 +8,7 @@ from pipelab.captions import counted
 from pipelab.costs import Costs
 from pipelab.errors import PipelabError
 from pipelab.schedule import Schedule
-from pipelab.widgets.svg import compare_svg
+from pipelab.widgets.svg import WORDS_WRAP, compare_svg
 
 RUNNING = '<p role="status">It runs. A few seconds.</p>'
 
@@ -44,4 +44,4 @@ def run_it(
         sentences.append("The machine was too busy to keep time: some action was late by more than its own time.")
     sentences.append(f"Tensors sent, all ranks together: {sum(result.sent_bytes):,} bytes.")
     words = f'<p role="status" style="line-height: 1.6">{escape(" ".join(sentences))}</p>'
-    return words + compare_svg(tried.predicted, result.trace, pattern=pattern)
+    return WORDS_WRAP + words + compare_svg(tried.predicted, result.trace, pattern=pattern)

@@ -16,6 +16,9 @@ from pipelab.captions import COSTS_UNIT, headline, in_words, shares, time_unit, 
 from pipelab.trace import Trace
 
 WIDTH = 980
+STRETCH = f"min-width:640px;max-width:{WIDTH}px;display:block"  # below 640 pixels nothing could be read
+SCROLLS = {"overflow": "auto hidden"}  # the layout of what holds a picture, on a page that is narrower
+WORDS_WRAP = "<style>.pl-ranks .widget-html-content, .pl-ran .widget-html-content {min-width: 0}</style>"  # there too
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 52, 30, 44  # pixels around the rows
 _DIGIT = 6.4  # pixels a digit at 11 px
 
@@ -101,7 +104,7 @@ def opening(height: int, title: str, description: str) -> str:
     """The start of a picture `height` pixels high, with its alternative in words."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {WIDTH} {height}" width="100%" '
-        f'style="max-width:{WIDTH}px;display:block" font-family="system-ui, sans-serif" font-size="12" '
+        f'style="{STRETCH}" font-family="system-ui, sans-serif" font-size="12" '
         f'fill="currentColor"><title>{escape(title)}</title><desc>{escape(description)}</desc>'
     )
 

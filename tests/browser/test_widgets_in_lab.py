@@ -72,7 +72,16 @@ def test_widgets_work_in_jupyterlab(tmp_path: Path, theme: str) -> None:
         explores(page, theme)
         plays(page, theme)
         builds(page, theme)
+        stays_readable(page)
         assert wrong == []
+
+
+def stays_readable(page: Any) -> None:
+    """On a narrow page pictures scroll instead of shrinking to nothing, and sentences wrap."""
+    page.set_viewport_size({"width": 700, "height": 900})
+    for picture in (PICTURE, f"{RANKS} svg"):
+        assert page.locator(picture).first.bounding_box()["width"] >= 640
+    assert page.locator(f"{RANKS} p").first.bounding_box()["width"] < 640
 
 
 def explores(page: Any, theme: str) -> None:
