@@ -45,13 +45,17 @@ def batch() -> Any:
     return torch.randint(23, (2, 18, 6), generator=torch.Generator().manual_seed(3)).unbind()
 
 
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
 def pipeline(ranks: pl.Ranks, mesh: pl.Mesh, schedule: pl.Schedule, **options: Any) -> pl.Pipeline:
     return pl.Pipeline(
         options.pop("model", None) or model(),
         schedule,
         mesh=mesh,
         loss_fn=next_token_loss,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        optimizer=momentum,
         ranks=ranks,
         device=DEVICE,
         **options,
@@ -62,7 +66,7 @@ def check(ranks: pl.Ranks, mesh: pl.Mesh, schedule: pl.Schedule, **options: Any)
     """Loss, norm and gradients of three clipped steps, then all parameters."""
     inputs, targets = batch()
     plain = model()
-    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    optimizer = momentum(plain.parameters())
     with pipeline(ranks, mesh, schedule, max_norm=0.3, **options) as pipe:
         for _ in range(3):
             result = pipe.step(inputs, targets)
@@ -88,6 +92,18 @@ def test_gpu_mesh_shards_the_optimizer(four: pl.Ranks) -> None:
     check(four, pl.Mesh(dp=2, pp=2), pl.zb_h1(2, 4), data_parallel="shard")
 
 
+def test_gpu_mesh_updates_on_the_way(four: pl.Ranks) -> None:
+    """Against a replay, whose micro-batch k has the rows of both replicas' micro-batches k."""
+    inputs, targets = (rows[:16] for rows in batch())
+    plain, schedule = model(), pl.pipedream(2, 4)
+    with pipeline(four, pl.Mesh(dp=2, pp=2), schedule, data_parallel="shard") as pipe:
+        pipe.step(inputs, targets)
+        state = pipe.state_dict()
+    both = [rows.unflatten(0, (2, 4, 2)).transpose(0, 1).flatten(0, 2) for rows in (inputs, targets)]
+    pl.replay(plain, schedule, [tuple(both)], loss_fn=next_token_loss, optimizer=momentum)
+    assert largest_difference(state, plain.state_dict()) < EQUAL
+
+
 @pytest.mark.parametrize("backend", PLACES)
 def test_gpu_mesh_in_three_dimensions(backend: str) -> None:
     with ranks_for(backend, 8) as ranks:
@@ -111,7 +127,7 @@ def test_gpu_mesh_checkpoint_goes_on_without_split_layers(four: pl.Ranks, tmp_pa
         pipe.step(*batch())
         pipe.save(tmp_path / "checkpoint.pt")
         expected = pipe.step(*batch()).loss, pipe.evaluate(*batch())
-    other = {"mesh": pl.Mesh(dp=2, pp=2), "ranks": four, "loss_fn": next_token_loss, "device": DEVICE}
-    other["optimizer"] = lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-    with pl.Pipeline.load(tmp_path / "checkpoint.pt", model(), pl.zb_h1(2, 4), **other) as pipe:
+    other: dict[str, Any] = {"loss_fn": next_token_loss, "optimizer": momentum, "ranks": four, "device": DEVICE}
+    mesh = pl.Mesh(dp=2, pp=2)
+    with pl.Pipeline.load(tmp_path / "checkpoint.pt", model(), pl.zb_h1(2, 4), mesh=mesh, **other) as pipe:
         assert (pipe.step(*batch()).loss, pipe.evaluate(*batch())) == pytest.approx(expected, rel=EQUAL)
