@@ -42,7 +42,7 @@ NOTEBOOK_METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
-CELL_METADATA = ("deletable", "editable", "jupyter", "nbgrader", "tags")
+CELL_METADATA = ("cellView", "deletable", "editable", "jupyter", "nbgrader", "tags")
 LIVE_WIDGETS = ("application/vnd.jupyter.widget-view+json", "application/vnd.jupyter.widget-state+json")
 RANDOM_ID = re.compile(r"[0-9a-f]{8}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # nbformat's, JupyterLab's
 TERMINAL_COLOUR = re.compile(r"\x1b\[[0-9;]*m")

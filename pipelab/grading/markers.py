@@ -24,6 +24,7 @@ Notebook: TypeAlias = "dict[str, Any]"
 
 SEED = re.compile(r"^SEED = \d+", re.MULTILINE)
 MARKERS = ("BEGIN SOLUTION", "END SOLUTION", "HIDDEN TESTS")
+FOLDED: dict[str, Any] = {"jupyter": {"source_hidden": True}, "cellView": "form"}  # by JupyterLab, by Colab
 
 
 class AssignmentError(PipelabError, ValueError):
@@ -66,12 +67,14 @@ def cells_by_task(notebook: Notebook) -> Iterator[tuple[str, Cell]]:
 
 
 def student_notebook(master: Notebook) -> Notebook:
-    """A copy of `master` as it is handed out: no solutions, no hidden tests, no outputs, checks that may fail.
+    """A copy of `master` as it is handed out: no solutions, no hidden tests, no outputs, folded checks that may fail.
 
+    A cell that nbgrader does not know may fail, too, where it stands behind an answer: it may use what is not solved.
     Raises AssignmentError where markers or metadata do not fit together.
     """
     notebook = copy.deepcopy(master)
     names: set[str] = set()
+    behind_an_answer = False
     for cell in notebook["cells"]:
         name = task_of(cell)
         if name and name in names:
@@ -80,8 +83,11 @@ def student_notebook(master: Notebook) -> Notebook:
         cell["source"] = student_source(cell)
         if cell["cell_type"] == "code":
             cell["outputs"], cell["execution_count"] = [], None
+        behind_an_answer = behind_an_answer or is_answer(cell)
         if name:
             _close(cell)
+        elif cell["cell_type"] == "code" and behind_an_answer:
+            _may_fail(cell)
     return notebook
 
 
@@ -144,15 +150,21 @@ def _cut(cell: Cell, what: str, instead: tuple[str, ...]) -> tuple[str, int]:
 
 
 def _close(cell: Cell) -> None:
-    """Metadata of a cell that nbgrader knows: what Jupyter lets a student do, and what Run All may meet."""
+    """Metadata of a cell that nbgrader knows: what Jupyter shows and lets a student do, and what Run All may meet."""
     metadata = cell["metadata"]
     metadata["deletable"] = False
     if is_locked(cell):
         metadata["editable"] = False
     if cell["cell_type"] == "code" and (is_answer(cell) or is_check(cell)):
-        metadata["tags"] = sorted({*metadata.get("tags", ()), "raises-exception"})
+        _may_fail(cell)
+    if cell["cell_type"] == "code" and is_check(cell):
+        metadata.update(copy.deepcopy(FOLDED))
     metadata["nbgrader"]["cell_type"] = cell["cell_type"]
     metadata["nbgrader"]["checksum"] = checksum(cell)
+
+
+def _may_fail(cell: Cell) -> None:
+    cell["metadata"]["tags"] = sorted({*cell["metadata"].get("tags", ()), "raises-exception"})
 
 
 def _where(cell: Cell) -> str:

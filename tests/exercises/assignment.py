@@ -17,6 +17,7 @@ from pipelab.grading.markers import (
     Notebook,
     is_answer,
     is_check,
+    is_locked,
     is_master,
     points_of,
     student_notebook,
@@ -96,10 +97,10 @@ class Assignment:
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """What the cells define that are neither answers nor checks, run once."""
+        """What the cells define that are given to the student, run once."""
         names: dict[str, Any] = {"__name__": "assignment"}  # no module of that name: functions travel to ranks by value
         for cell in self.master["cells"]:
-            if cell["cell_type"] == "code" and not (is_answer(cell) or is_check(cell)):
+            if cell["cell_type"] == "code" and is_locked(cell) and not is_check(cell):
                 exec(compile(cell["source"], cell["id"], "exec"), names)
         return names
 

@@ -30,49 +30,58 @@ MUTANTS = {
         ),
     ],
     "best_sizes": [
+        Mutant("memory forgotten", "more than the room", ((" and sum(memory[start:stop]) <= room", ""),)),
+        Mutant("a full rank does not fit", "there is a split that fits", (("<= room", "< room"),)),
         Mutant(
-            "fills up to the mean",
-            "heaviest stage is",
-            """
-            def best_sizes(costs, p):
-                sizes, filled, mean, stage = [0] * p, 0, sum(costs) / p, 0
-                for layer, cost in enumerate(costs):
-                    must_move = len(costs) - layer <= p - 1 - stage
-                    if sizes[stage] and stage < p - 1 and (filled + cost > mean or must_move):
-                        stage, filled = stage + 1, 0
-                    sizes[stage] += 1
-                    filled += cost
-                return sizes
-            """,
+            "first the best cut, then a look at the memory",
+            "there is a split that fits",
+            (
+                (" and sum(memory[start:stop]) <= room", ""),
+                (
+                    "    return best.get(len(costs), (0, None))[1]",
+                    "    ends = [sum(best[len(costs)][1][:s]) for s in range(p + 1)]\n"
+                    "    fits = all(sum(memory[a:b]) <= room for a, b in zip(ends, ends[1:]))\n"
+                    "    return best[len(costs)][1] if fits else None",
+                ),
+            ),
         ),
         Mutant(
             "as many layers in each",
             "heaviest stage is",
             """
-            def best_sizes(costs, p):
+            def best_sizes(costs, memory, p, room):
                 return [len(costs) // p + (stage < len(costs) % p) for stage in range(p)]
             """,
         ),
         Mutant(
             "may leave a stage empty",
-            "every stage needs a layer",
-            (("start < stop]", "start <= stop]"), ("range(stage, n + 1)", "range(n + 1)")),
+            "every stage needs a",
+            (("start < stop and", "start <= stop and"), ("range(stage, len(costs) + 1)", "range(len(costs) + 1)")),
             hard_coded=True,
         ),
-        Mutant("forgets the last layer", "layers, and there are", (("return best[n][1]", "return best[n - 1][1]"),)),
-        Mutant("one stage too few", "there should be 4 stages", (("range(1, p + 1)", "range(1, p)"),)),
+        Mutant(
+            "forgets the last layer",
+            "layers, and there are",
+            (("best.get(len(costs), (0, None))", "best.get(len(costs) - 1, (0, None))"),),
+        ),
+        Mutant("one stage too few", "should have 4 entries", (("range(1, p + 1)", "range(1, p)"),)),
         Mutant(
             "lightest instead of heaviest", "heaviest stage is", (("(max(best[start][0],", "(min(best[start][0],"),)
         ),
         Mutant(
             "the library's",
             "write the search yourself",
-            "def best_sizes(costs, p):\n    return list(pl.partition_layers(costs, p).sizes)",
+            "def best_sizes(costs, memory, p, room):\n    return list(pl.partition_layers(costs, p).sizes)",
         ),
         Mutant(
             "the examples' answers",
             "layers, and there are 7",
-            "def best_sizes(costs, p):\n    return [1, 4, 4, 1] if p == 4 else [2, 2, 2, 2, 1]",
+            """
+            def best_sizes(costs, memory, p, room):
+                if len(costs) == 3:
+                    return None
+                return [1, 4, 4, 1] if room > 3 else [2, 3, 3, 2]
+            """,
             hard_coded=True,
         ),
     ],

@@ -57,10 +57,10 @@ MUTANTS = {
         ),
     ],
     "accumulate": [
-        Mutant("as printed", "perhaps of a part of it", "accumulate = accumulate_as_printed"),
+        Mutant("as printed", "that of the last micro-batch alone", "accumulate = accumulate_as_printed"),
         Mutant(
             "only the scale mended",
-            "perhaps of a part of it",
+            "last micro-batch alone, divided by m",
             (
                 (
                     "    model.zero_grad()\n    for k in range(m):\n",

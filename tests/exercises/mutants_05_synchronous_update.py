@@ -49,7 +49,7 @@ MUTANTS = {
         Mutant("not divided", "not divided by the number of tokens", ((" / count", ""),)),
         Mutant(
             "padding counts as tokens",
-            "perhaps of a part",
+            "Padding counts",
             (("(targets != -100).sum()", "targets.numel()"),),
         ),
         Mutant(
@@ -72,7 +72,7 @@ MUTANTS = {
         ),
         Mutant(
             "empty parts not thought of",
-            "divided by 0|not a number",
+            "0/0|not a number",
             (
                 (
                     'y.flatten(), reduction="sum") / count',
@@ -217,7 +217,7 @@ MUTANTS = {
         ),
     ],
     "tied_gradients": [
-        Mutant("as printed", "half of a mean of means|is not that of", "tied_gradients = tied_gradients_as_printed"),
+        Mutant("as printed", "half of a mean of means|is not right", "tied_gradients = tied_gradients_as_printed"),
         Mutant(
             "averaged",
             "average of the copies",
@@ -260,7 +260,7 @@ MUTANTS = {
         ),
         Mutant(
             "three micro-batches at most",
-            "of the body is wrong|is not that of",
+            "of the body is wrong|is not right",
             (("    for tokens", "    parts = parts[:3]\n    for tokens"),),
             hard_coded=True,
         ),

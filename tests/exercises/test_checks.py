@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -27,6 +28,11 @@ def mutants_of(assignment: Assignment) -> dict[str, list[Mutant]]:
     """The wrong answers to every exercise: data of the file mutants_<assignment>.py."""
     found: dict[str, list[Mutant]] = import_module(f"mutants_{assignment.name}").MUTANTS
     return found
+
+
+def functions(source: str) -> list[ast.FunctionDef]:
+    """What an answer defines at its top level."""
+    return [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
 
 
 def test_exercises_there_are_masters() -> None:
@@ -61,6 +67,38 @@ def test_exercises_say_what_they_ask_and_what_it_is_worth(assignment: Assignment
     assert len(kinds) >= 3, kinds
 
 
+def test_exercises_go_from_easy_to_hard(assignment: Assignment) -> None:
+    dots = [HEADING.match(exercise.words)["dots"].count("●") for exercise in assignment.exercises.values()]  # type: ignore[index]
+    assert dots == sorted(dots)
+
+
+def test_exercises_solutions_say_why(assignment: Assignment) -> None:
+    for task, exercise in assignment.exercises.items():
+        assert re.search(r"### BEGIN SOLUTION\n *# Why: .{40}", exercise.solution), task
+        assert "Why:" not in exercise.unsolved, task
+
+
+def test_exercises_checks_are_named_by_the_line_that_shows_when_they_are_folded(assignment: Assignment) -> None:
+    titles = [exercise.visible_check.splitlines()[0] for exercise in assignment.exercises.values()]
+    assert titles == [f"# @title Check of exercise {number}" for number in range(1, len(titles) + 1)]
+
+
+def test_exercises_checks_show_a_message_without_a_traceback(assignment: Assignment) -> None:
+    for task, exercise in assignment.exercises.items():
+        named = [node for node in functions(exercise.visible_check) if node.name.startswith("check_")]
+        assert named, task
+        assert all(list(map(ast.unparse, node.decorator_list)) == ["check"] for node in named), task
+        assert not any(isinstance(node, ast.Assert) for node in ast.parse(exercise.visible_check).body), task
+
+
+def test_exercises_end_with_a_picture_of_what_the_answers_do(assignment: Assignment) -> None:
+    see = next(cell for cell in assignment.master["cells"] if cell["id"] == "see-it")
+    answers = {node.name for exercise in assignment.exercises.values() for node in functions(exercise.solution)}
+    used = {node.id for node in ast.walk(ast.parse(see["source"])) if isinstance(node, ast.Name)}
+    assert used & answers, "it shows nothing of the student's own"
+    assert any("image/png" in output.get("data", {}) for output in see["outputs"])
+
+
 def test_exercises_opening_adds_up(assignment: Assignment) -> None:
     opening = assignment.master["cells"][0]["source"]
     minutes = [int(TERMS.search(exercise.words)["minutes"]) for exercise in assignment.exercises.values()]  # type: ignore[index]
@@ -75,6 +113,16 @@ def test_exercises_unsolved_earns_nothing(assignment: Assignment) -> None:
         for check in (exercise.check, exercise.visible_check):
             said = verdict(exercise.unsolved, check, assignment.given)
             assert said, f"{task}: the check passes an exercise that nobody has solved"
+
+
+@pytest.mark.parametrize("result", ["print('the answer')", "return 0", "return 'text'", "return (1,)"])
+def test_exercises_check_says_in_words_what_form_an_answer_has(assignment: Assignment, result: str) -> None:
+    """A student who prints, or returns a number for a list, reads a sentence and no TypeError out of the check."""
+    for task, exercise in assignment.exercises.items():
+        stubs = [f"def {node.name}({ast.unparse(node.args)}):\n    {result}" for node in functions(exercise.solution)]
+        if stubs:  # other answers are a name, or a class
+            said = verdict("\n".join(stubs), exercise.check, assignment.given)
+            assert said.startswith(("AssertionError: ", "ScheduleError: ")), f"{task}, {result}: {said}"
 
 
 def test_exercises_every_check_belongs_to_one_answer(assignment: Assignment) -> None:

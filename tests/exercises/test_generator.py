@@ -29,6 +29,10 @@ def out(folders: list[str]) -> Path:
     return Path(folders[-1]) / "01_partitioning.ipynb"
 
 
+def master(folders: list[str]) -> Path:
+    return Path(folders[1]) / "01_partitioning.ipynb"
+
+
 def change(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert text.count(old) >= 1
@@ -60,6 +64,21 @@ def test_exercises_have_no_outputs_and_no_solution(folders: list[str]) -> None:
         if cell["metadata"].get("nbgrader", {}).get("solution"):
             assert "NotImplementedError" in "".join(cell["source"])
     assert not any(marker in text for marker in exercises.MARKERS)
+
+
+def test_exercises_fold_the_checks_in_jupyterlab_and_in_colab_and_nothing_else(folders: list[str]) -> None:
+    for cell in json.loads(out(folders).read_text())["cells"]:
+        metadata = cell["metadata"]
+        folded = metadata.get("jupyter", {}).get("source_hidden", False), metadata.get("cellView") == "form"
+        assert folded == (metadata.get("nbgrader", {}).get("grade", False),) * 2, cell["id"]
+    assert not any("jupyter" in cell["metadata"] for cell in json.loads(master(folders).read_text())["cells"])
+
+
+def test_exercises_run_to_their_end_where_nothing_is_solved(folders: list[str]) -> None:
+    cells = [cell for cell in json.loads(out(folders).read_text())["cells"] if cell["cell_type"] == "code"]
+    may_fail = {cell["id"] for cell in cells if "raises-exception" in cell["metadata"].get("tags", ())}
+    given = {cell["id"] for cell in cells if cell["id"] == "setup" or cell["id"].startswith("given_")}
+    assert may_fail == {cell["id"] for cell in cells} - given
 
 
 def test_exercises_do_not_depend_on_how_a_solution_is_written(folders: list[str]) -> None:
