@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from test_stage import LAYERS, REMATS, assert_same, in_pipeline_order, made, plain, seeds_by_hand  # noqa: F401
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import pipelab as pl
 from pipelab.engine import deferred
@@ -126,6 +127,36 @@ def test_deferred_gradients_can_be_differentiated_again(kinds: str, monkeypatch:
     assert_same(in_pipeline_order(Stage(list(model), deferral=Deferral(model)), inputs, kinds), expected)
     for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+class Checkpointed(nn.Module):
+    """Computes its layers again in the backward, by torch's own means; or keeps what they save elsewhere."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layers, self.how = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "kept elsewhere":
+            with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda tensor: tensor):
+                return torch.tanh(self.layers(x))
+        return torch.tanh(checkpoint(self.layers, x, use_reentrant=False))
+
+
+@pytest.mark.parametrize("remat", REMATS)
+@pytest.mark.parametrize("kinds", ["B", "IW"])
+@pytest.mark.parametrize("how", ["computed again", "kept elsewhere"])
+def test_deferred_gradients_go_with_hooks_on_what_is_saved(
+    how: str, kinds: str, remat: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second forward once saved other matrices than the first, and the weight that came back was another tensor."""
+    monkeypatch.setattr(deferred, "_SLACK", math.inf)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), Checkpointed(how), nn.Linear(6, 6))
+    reference, inputs = copy.deepcopy(model), list(torch.randn(3, 4, 6))
+    expected = plain(reference, inputs)
+    assert_same(in_pipeline_order(Stage(list(model), remat=remat, deferral=Deferral(model)), inputs, kinds), expected)
+    assert_same([p.grad for p in model.parameters()], [p.grad for p in reference.parameters()])
 
 
 def block(width: int = 64) -> nn.Sequential:

@@ -53,12 +53,15 @@ class Deferral:
 
     @contextmanager
     def able(self) -> Iterator[None]:
-        """Inside, a forward builds a graph whose backward can put weight gradients off."""
-        self._able = True
+        """Inside, a forward builds a graph whose backward can put weight gradients off.
+
+        The same forward in a backward, as torch's checkpoint repeats one, must build the same: so that is inside, too.
+        """
+        before, self._able = self._able, True
         try:
             yield
         finally:
-            self._able = False
+            self._able = before
 
     @contextmanager
     def collecting(self) -> Iterator[list[Use]]:
@@ -87,18 +90,19 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, deferral: Deferral) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.bias, ctx.deferral = bias, deferral
+        ctx.parameters, ctx.deferral = (weight, bias), deferral
         return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        use = Use(weight, ctx.bias, x, g)
-        for_input = g @ weight if ctx.needs_input_grad[0] else None  # [1]
+        x, matrix = ctx.saved_tensors  # with hooks on what is saved, a copy of the weight
+        weight, bias = ctx.parameters
+        use = Use(weight, bias, x, g)
+        for_input = g @ matrix if ctx.needs_input_grad[0] else None  # [1]
         if ctx.deferral.take(use):
             return for_input, None, None, None
         found = products(use)
-        return for_input, found.get(weight), found.get(ctx.bias), None
+        return for_input, found.get(weight), found.get(bias), None
 
 
 def products(use: Use) -> dict[Tensor | None, Tensor]:

@@ -64,7 +64,7 @@ class Graph(NamedTuple):
 
     outputs: list[GradientEdge]
     inputs: Sequence[Tensor | Door]
-    deferrable: bool = False  # whether Linear layers can put their weight gradients off
+    deferral: Deferral | None = None  # where Linear layers can put their weight gradients off
 
     def take_input_gradients(self) -> list[Tensor | None]:
         """What has come out at the inputs: one gradient for each tensor that wants one, None where nothing came."""
@@ -146,8 +146,8 @@ class Segment:
         self.recompute(microbatch)
         graph = self._graphs.pop(microbatch)
         ends = [end.reach if isinstance(end, Door) else end for end in graph.inputs]
-        if ends and graph.deferrable and self._deferral and not hooked(self._weights):
-            with self._deferral.collecting() as uses:
+        if ends and graph.deferral and not hooked(self._weights):
+            with graph.deferral.collecting() as uses:
                 found = _walk(graph, gradients, [*ends, *self._weights], add=False)
             for end, gradient in zip(graph.inputs, found, strict=False):
                 if isinstance(end, Tensor):
@@ -189,7 +189,7 @@ class Segment:
         inputs = [tensor.requires_grad_() if self._writes is False else Door(tensor) for tensor in wanting]
         versions = [tensor._version for tensor in wanting] if self._writes is None else []
         content = unwrap(value)
-        deferrable = bool(self._defers)
+        deferral = self._deferral if self._defers else None
         with computing_in(self.precision, self._device):
             with _NOTHING if self._defers is False else self._prepared_for_deferral():
                 for place, (number, layer) in enumerate(self.layers):
@@ -202,7 +202,7 @@ class Segment:
             made = wrap(content if self._finish is None else self._finish(content, microbatch))
         outputs = [_edge(t) for t, wants in zip(made.tensors, made.wants_gradient, strict=True) if wants]
         outside = Value(made.structure, [tensor.detach() for tensor in made.tensors], made.wants_gradient)
-        return Graph(outputs, inputs, deferrable), outside
+        return Graph(outputs, inputs, deferral), outside
 
     @contextmanager
     def _prepared_for_deferral(self) -> Iterator[None]:
@@ -260,9 +260,10 @@ def _walk(
         return [None] * len(to)
     edges, known = zip(*pairs, strict=True)
     engine = torch.autograd.Variable._execution_engine
-    found: Gradients = engine.run_backward(
-        edges, known, keep, False, tuple(to), allow_unreachable=True, accumulate_grad=add
-    )
+    with graph.deferral.able() if graph.deferral else _NOTHING:
+        found: Gradients = engine.run_backward(
+            edges, known, keep, False, tuple(to), allow_unreachable=True, accumulate_grad=add
+        )
     return found
 
 
