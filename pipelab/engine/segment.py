@@ -78,8 +78,8 @@ class Segment:
     """Layers that run one after the other, and under rematerialization run again together.
 
     `layers` are (number in the whole model, layer). `finish` is applied to what the last of them makes: at the end of
-    the model it is the loss. The random numbers of a layer are those of (`seed`, step, layer, micro-batch), so dropout
-    is the same in every schedule and split, and in the second run of a forward.
+    the model it is the loss. The random numbers of a layer, and of the loss, are those of (`seed`, step, layer,
+    micro-batch), so dropout is the same in every schedule and split, and in the second run of a forward.
     """
 
     def __init__(
@@ -194,15 +194,21 @@ class Segment:
             with _NOTHING if self._defers is False else self._prepared_for_deferral():
                 for place, (number, layer) in enumerate(self.layers):
                     if not draws_nothing(layer):
-                        seed(self.seed, self.step, number, self._before + microbatch)
-                        self._device.seed()
+                        self._draw_anew(number, microbatch)
                     content = self._apply(layer, content, microbatch, place)
             if self._writes is None and wanting:
                 self._writes = versions != [tensor._version for tensor in wanting]
-            made = wrap(content if self._finish is None else self._finish(content, microbatch))
+            if self._finish is not None:
+                self._draw_anew(number + 1, microbatch)
+                content = self._finish(content, microbatch)
+            made = wrap(content)
         outputs = [_edge(t) for t, wants in zip(made.tensors, made.wants_gradient, strict=True) if wants]
         outside = Value(made.structure, [tensor.detach() for tensor in made.tensors], made.wants_gradient)
         return Graph(outputs, inputs, deferral), outside
+
+    def _draw_anew(self, number: int, microbatch: int) -> None:
+        seed(self.seed, self.step, number, self._before + microbatch)
+        self._device.seed()
 
     @contextmanager
     def _prepared_for_deferral(self) -> Iterator[None]:
