@@ -12,6 +12,7 @@ right.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from math import isclose, isnan
@@ -30,14 +31,20 @@ def check(function: Callable[P, None]) -> Callable[P, None]:
     """A decorator of what a check cell calls: Jupyter shows what it says, without the traceback.
 
     That would show the check, with every other wrong answer that it knows. An error that came out of the student's code
-    keeps its traceback, unless it is that of an exercise which is not solved yet. Jupyter asks an exception for
-    `_render_traceback_` before it draws one.
+    keeps its traceback, unless it is that of an exercise which is not solved yet. Two things that happen in notebooks
+    are said in words: the answer's cell has not been run, and a name such as `sum` has become a number. Jupyter asks an
+    exception for `_render_traceback_` before it draws one.
     """
 
     @wraps(function)
     def shown(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            function(*args, **kwargs)
+            try:
+                function(*args, **kwargs)
+            except (NameError, TypeError) as error:
+                if reason := _mishap(error, function):
+                    raise AssertionError(reason) from None
+                raise
         except (AssertionError, NotImplementedError, PipelabError) as error:
             files = {frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)}
             students = [file for file in files - {function.__code__.co_filename} if not file.startswith(_PACKAGE)]
@@ -47,6 +54,19 @@ def check(function: Callable[P, None]) -> Callable[P, None]:
             raise
 
     return shown
+
+
+def _mishap(error: NameError | TypeError, function: Callable[P, None]) -> str:
+    """What happened to the notebook, where the check stumbled over a name: a sentence, or ""."""
+    *_, (innermost, _) = walk_tb(error.__traceback__)
+    if innermost.f_code.co_filename != function.__code__.co_filename:
+        return ""
+    if isinstance(error, NameError):
+        return f"there is no `{error.name}` yet: run the cell of your answer first"
+    for name, value in function.__globals__.items():
+        if callable(getattr(builtins, name, None)) and not callable(value):
+            return f"`{name}` is {value!r:.40} in this notebook: choose another name for that, and restart the kernel"
+    return ""
 
 
 def expect(what: str, found: Any, right: Any, slips: Mapping[Any, str] | None = None, *, within: float = 1e-9) -> None:

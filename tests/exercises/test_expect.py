@@ -81,13 +81,13 @@ def shown(answer: str) -> str:
     exec(compile(answer, "answer", "exec"), names)
     exec(
         compile(
-            "@check\ndef check_it():\n    assert answer() < 9, 'it is too large'\n    expect('it', answer(), 2)",
+            "@check\ndef check_it():\n    assert sum([answer()]) < 9, 'it is too large'\n    expect('it', answer(), 2)",
             "check",
             "exec",
         ),
         names,
     )
-    with pytest.raises((AssertionError, NotImplementedError, pl.PipelabError)) as caught:
+    with pytest.raises((AssertionError, NotImplementedError, NameError, TypeError, pl.PipelabError)) as caught:
         names["check_it"]()
     drawn = getattr(caught.value, "_render_traceback_", lambda: ["a traceback"])()
     return "\n".join(drawn)
@@ -109,6 +109,13 @@ def test_check_shows_that_nothing_is_solved_yet() -> None:
     assert (
         shown("def answer():\n    raise NotImplementedError('it is not solved yet')") == "Not yet: it is not solved yet"
     )
+
+
+def test_check_says_what_has_happened_to_the_notebook() -> None:
+    assert shown("pass") == "Not yet: there is no `answer` yet: run the cell of your answer first"
+    assert shown("def answer():\n    return 1\nsum = 7").startswith("Not yet: `sum` is 7 in this notebook")
+    assert shown("def answer():\n    return undefined") == "a traceback"
+    assert shown("def answer():\n    return 1 + 'one'\nsum = 7") == "a traceback"
 
 
 def test_check_shows_where_the_students_own_assertion_failed() -> None:
