@@ -188,6 +188,31 @@ def test_pipeline_clips_by_one_norm_of_all_ranks(max_norm: float, ranks_of: Rank
         assert largest_difference(pipe.state_dict(), reference.state_dict()) < 1e-6
 
 
+class Bag(nn.Module):
+    """The mean of the vectors of three words; and a weight of nothing."""
+
+    def __init__(self, *, sparse: bool) -> None:
+        super().__init__()
+        self.words, self.nothing = nn.Embedding(9, 8, sparse=sparse), nn.Parameter(torch.empty(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.words(x).mean(1) + self.nothing.sum()
+
+
+@pytest.mark.parametrize(("name", "max_norm"), [("one_f_one_b", None), ("one_f_one_b", 0.1), ("pipedream", None)])
+def test_pipeline_updates_from_sparse_gradients(name: str, max_norm: float | None, ranks_of: RanksOf) -> None:
+    states = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(Bag(sparse=sparse), nn.Linear(8, 4))
+        plan = pl.SCHEDULES[name](2, 4)
+        pipe = pl.Pipeline(model, plan, loss_fn=F.cross_entropy, optimizer=sgd, ranks=ranks_of(2), max_norm=max_norm)
+        for _ in range(2):
+            pipe.step(torch.randint(0, 9, (12, 3)), batch()[1])
+        states.append(pipe.state_dict())
+    torch.testing.assert_close(*states)
+
+
 def test_pipeline_shows_every_rank_a_gradient_that_is_no_number(ranks_of: RanksOf) -> None:
     """One rank's NaN is in the norm of all, so no rank goes on as if nothing had happened."""
     model = mlp()

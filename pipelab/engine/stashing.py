@@ -23,7 +23,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from pipelab.action import Action, Kind
 from pipelab.engine.tensor_parallel import local
-from pipelab.engine.update import Update
+from pipelab.engine.update import Update, numbers
 from pipelab.errors import EngineError
 
 
@@ -71,7 +71,7 @@ class Stash:
         """
         self._load(self.newest)
         self._update.add_up()
-        found = [local(parameter.grad) for parameter in self._parameters if parameter.grad is not None]
+        found = [numbers(parameter.grad) for parameter in self._parameters if parameter.grad is not None]
         if self._check_finite and not all(gradient.isfinite().all() for gradient in found):
             raise EngineError(
                 f"{action}: a gradient is not finite, and this update was not made. Those before it in this step were, "

@@ -151,7 +151,8 @@ class Update:
 
     def _all_finite(self, loss: float | None) -> bool:
         """Whether the loss and the gradients of all ranks are numbers. Every rank must ask."""
-        largest = [torch.linalg.vector_norm(local(p.grad), math.inf) for p in self.parameters if p.grad is not None]
+        found = [numbers(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
+        largest = [torch.linalg.vector_norm(each, math.inf) for each in found if each.numel()]
         self.finite = all(value.isfinite() for value in largest)
         everywhere = torch.tensor([self.finite and (loss is None or math.isfinite(loss))], dtype=torch.uint8)
         dist.all_reduce(everywhere, dist.ReduceOp.MIN)
@@ -162,7 +163,7 @@ class Update:
         elsewhere = {shared.parameter for shared in self._shared if not shared.counts_here}
         gradients = {parameter: local(parameter.grad) for parameter in self.parameters if parameter.grad is not None}
         norms = [
-            torch.linalg.vector_norm(gradient, dtype=torch.float64)
+            torch.linalg.vector_norm(numbers(gradient), dtype=torch.float64)
             for parameter, gradient in gradients.items()
             if parameter not in elsewhere and self._replicas.owns(parameter) and self._slices.speaks_for(parameter)
         ]
@@ -173,3 +174,9 @@ class Update:
         for gradient in gradients.values():
             gradient.mul_(scale)
         return norm
+
+
+def numbers(gradient: Tensor) -> Tensor:
+    """What of `gradient` lies on this rank, as a plain tensor: of a sparse one the rows that it has."""
+    here = local(gradient)
+    return here.coalesce().values() if here.is_sparse else here
