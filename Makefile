@@ -22,9 +22,10 @@ help: ## list the targets
 setup: ## make .venv and install the versions of constraints.txt
 	@tools/setup.sh
 
-# Loopback only, with a token; the port that was asked for or none. No display means no browser.
+# Loopback only, with a token; no question about news of Jupyter's before the first cell (tools/lab). The port that was asked for or none. No display means no browser.
 HEADLESS := $(if $(filter Linux,$(shell uname)),$(if $(DISPLAY)$(WAYLAND_DISPLAY),,yes))
 LAB_OPTIONS = --LabApp.default_url=/lab/tree/notebooks/00_start.ipynb \
+	--LabApp.app_settings_dir="$(CURDIR)/tools/lab" \
 	--ServerApp.ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" --log-level=WARN \
 	$(if $(PORT),--ServerApp.port=$(PORT) --ServerApp.port_retries=0) \
 	$(if $(NO_BROWSER)$(HEADLESS),--no-browser) \

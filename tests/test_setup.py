@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -77,3 +79,11 @@ def test_setup_installs_once_and_again_when_a_pin_changes(checkout: Path) -> Non
     (checkout / "constraints.txt").write_text("torch==2.13.0\n")
     assert ".venv is ready" in setup(checkout).stdout
     assert asked.read_text().count("-c constraints.txt -e .[lab,dev]") == 2
+
+
+def test_lab_asks_nothing_before_the_first_cell() -> None:
+    # JupyterLab asked every new reader about news, on top of the first chapter
+    lab = subprocess.run(["make", "--dry-run", "lab"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (folder,) = re.findall(r'--LabApp.app_settings_dir="(.*?)"', lab)
+    settings = json.loads((Path(folder) / "overrides.json").read_text())
+    assert settings["@jupyterlab/apputils-extension:notification"] == {"fetchNews": "false", "checkForUpdates": False}
