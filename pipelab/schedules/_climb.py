@@ -11,7 +11,7 @@ from math import ceil, floor, inf
 from typing import Any, NamedTuple
 
 from pipelab.schedules._block import Block, repeat, tight_block
-from pipelab.schedules._squeeze import Overtaking, squeeze
+from pipelab.schedules._squeeze import Overtaking, Weights, squeeze
 from pipelab.schedules._task import Squeezed, Task
 
 _EFFORT = 700_000  # actions squeezed, about: tries, not seconds, so that a search repeats itself
@@ -19,7 +19,7 @@ _FEWEST_TRIES = 120
 _CLIMBS = 5
 
 _OVERTAKING: tuple[Overtaking, ...] = ("never", "backward", "ramps", "always")
-_PATIENCE = (1.0, 0.97, 0.9, 0.6, 0.3, 0.0)
+_WEIGHTS: tuple[Weights, ...] = ("fair", "fit", "soon")
 _LEADS = (1, 2, 1.25, 1.5, 1.75, 2.5, 3, 2 / 3)  # by how many micro-batches a rank is ahead of the next; 1F1B's is 1
 _STEPS = ((1, 1), (3, 2), (2, 1), (1, 2), (2, 2), (3, 1), (3, 3), (4, 2), (5, 1), (6, 6))  # slots to the next, and back
 
@@ -29,8 +29,7 @@ class Draft(NamedTuple):
 
     block: Block
     overtaking: Overtaking
-    patience: float
-    fair: bool
+    weights: Weights
 
 
 Change = Callable[[Draft], Draft]
@@ -48,6 +47,7 @@ class _Climb:
         self.task = task
         self.ranks, self.stages, self.microbatches = len(task.work), task.num_stages, task.num_microbatches
         self.period = 3 * self.stages // self.ranks  # a slot for F, I and W of each stage of a rank
+        self.weights = _WEIGHTS if task.split else _WEIGHTS[1:2]  # without W, there is nothing to choose
         self.tries_left = max(_FEWEST_TRIES, _EFFORT // (3 * self.stages * self.microbatches))
         self.changes = [*self.other_rules(), *self.other_blocks()]
 
@@ -79,22 +79,14 @@ class _Climb:
     def squeeze(self, draft: Draft, give_up_at: float) -> Squeezed | None:
         self.tries_left -= 1
         wish = repeat(draft.block, self.task.placement, self.microbatches, self.period)
-        return squeeze(
-            self.task,
-            wish,
-            overtaking=draft.overtaking,
-            patience=draft.patience,
-            fair=draft.fair,
-            give_up_at=give_up_at,
-        )
+        return squeeze(self.task, wish, overtaking=draft.overtaking, weights=draft.weights, give_up_at=give_up_at)
 
     # --- where to begin -----------------------------------------------------------------------------------------------
 
     def with_rules(self, slots: Block) -> Iterator[Draft]:
-        rules = ((1.0, True), (1.0, False), (0.0, False)) if self.task.split else ((1.0, False),)
-        for patience, fair in rules:
+        for weights in self.weights:
             for overtaking in _OVERTAKING[:3]:
-                yield Draft(slots, overtaking, patience, fair)
+                yield Draft(slots, overtaking, weights)
 
     def first_blocks(self) -> Iterator[Block]:
         """Short ones keep little, long ones wait little."""
@@ -131,10 +123,8 @@ class _Climb:
     def other_rules(self) -> Iterator[Change]:
         for overtaking in _OVERTAKING:
             yield _set(overtaking=overtaking)
-        if self.task.split:
-            yield _set(patience=1.0, fair=True)
-            for patience in _PATIENCE:
-                yield _set(patience=patience, fair=False)
+        for weights in self.weights:
+            yield _set(weights=weights)
 
     def other_blocks(self) -> Iterator[Change]:
         """A station and all after it, a period later or sooner; in a loop or V also a slot, else also it alone."""

@@ -5,7 +5,7 @@ given times and a memory limit. Whenever a rank is free, it
 
     [1] starts the next station of its wish, if what that needs is there (and, for an F, room to keep its output),
     [2] else lets another station overtake, if `overtaking` allows that,
-    [3] else does a W, if one is due and it fits into the wait (see `patience` and `fair`), or if an F waits for room,
+    [3] else does a W, if one is due and the rule for `weights` lets it begin, or if an F waits for room,
     [4] else waits until a message comes.
 
 A rank knows when a message will come as soon as its sender has begun. Nothing is random and nothing is taken back, so
@@ -25,6 +25,7 @@ from pipelab.schedules._block import Wish
 from pipelab.schedules._task import Squeezed, Task
 
 Overtaking = Literal["never", "backward", "ramps", "always"]
+Weights = Literal["fit", "fair", "soon"]
 _HAIR = 1e-10  # relative; sums of times and of shares are at least that exact
 
 
@@ -33,8 +34,7 @@ def squeeze(
     wish: Wish,
     *,
     overtaking: Overtaking = "never",
-    patience: float = 1.0,
-    fair: bool = False,
+    weights: Weights = "fit",
     give_up_at: float = inf,
 ) -> Squeezed | None:
     """The schedule that `wish` becomes; None where it gets stuck, or as soon as it must cost `give_up_at` or more.
@@ -42,22 +42,19 @@ def squeeze(
     `overtaking`: "never" keeps to the wish; "backward" lets an I pass; "ramps" lets F and I pass, but only before a
     rank's first I and after its last F, where a repeated block has holes; "always" lets both pass anywhere. An F passes
     others only if there is room for them, too. Where an F finds no room and no W is due, an I may pass it in any case.
-    `patience`: a W begins if this share of it fits into the wait: 1 delays nobody, 0 never waits while a W is due.
-    `fair`: it also begins where its rank, by waiting, would become the one that has waited longest. (The idea is that
-    of Qi et al. 2023, section 3.1: a wait matters only if no other rank has a longer one.)
+    `weights`: a due W begins under "fit" where it fits into the wait, so that it delays nobody, under "soon" in any
+    wait, under "fair" where it fits or where its rank, by waiting, would become the one that has waited longest. (The
+    idea is that of Qi et al. 2023, section 3.1: a wait matters only if no other rank has a longer one.)
     """
-    return _Squeeze(task, wish, overtaking, patience, fair, give_up_at).run()
+    return _Squeeze(task, wish, overtaking, weights, give_up_at).run()
 
 
 class _Squeeze:
     """The ranks, while time goes on."""
 
-    def __init__(
-        self, task: Task, wish: Wish, overtaking: Overtaking, patience: float, fair: bool, give_up_at: float
-    ) -> None:
+    def __init__(self, task: Task, wish: Wish, overtaking: Overtaking, weights: Weights, give_up_at: float) -> None:
         ranks, m = len(wish), task.num_microbatches
-        self.task, self.wish, self.overtaking = task, wish, overtaking
-        self.patience, self.fair = patience * (1 - _HAIR), fair
+        self.task, self.wish, self.overtaking, self.weights = task, wish, overtaking, weights
         self.first_back = task.num_stages  # stations below are F, from here on I
         self.arrival = [[inf] * m for _ in range(2 * task.num_stages)]  # when a micro-batch is at a station
         self.arrival[0] = [0.0] * m
@@ -73,7 +70,7 @@ class _Squeeze:
         self.backwards_begun = [False] * ranks
         self.room = [task.room + _HAIR] * ranks
         self.due: list[list[int]] = [[] for _ in wish]  # stages whose W may run, first come first served
-        self.weights = [0] * ranks  # how many of them have run
+        self.done = [0] * ranks  # how many of them have run
         self.orders: list[list[int]] = [[] for _ in wish]
         self.free = [0.0] * ranks  # when a rank ends what it does
         self.idle = [0.0] * ranks  # how long it has waited since its first start
@@ -131,7 +128,7 @@ class _Squeeze:
         """The stations that may pass the head of the wish, in the order of the wish."""
         on_ramp = not self.backwards_begun[rank] or not self.forwards_left[rank]
         anything = self.overtaking == "always" or (self.overtaking == "ramps" and on_ramp)
-        stuck = full and self.weights[rank] == len(self.due[rank])
+        stuck = full and self.done[rank] == len(self.due[rank])
         if not (anything or stuck or self.overtaking == "backward"):
             return
         mine = [s for s in self.task.stations_of[rank] if self.passed[s] < self.task.num_microbatches]
@@ -152,12 +149,12 @@ class _Squeeze:
 
     def w_fits(self, rank: int, wait: float, full: bool) -> bool:
         """[3] Whether a W is due and should run now."""
-        due, done = self.due[rank], self.weights[rank]
+        due, done = self.due[rank], self.done[rank]
         if done == len(due):
             return False
-        if full or wait >= self.patience * self.task.W[due[done]]:
+        if full or self.weights == "soon" or wait >= self.task.W[due[done]] * (1 - _HAIR):
             return True
-        return self.fair and self.idle[rank] + wait > max(self.idle)
+        return self.weights == "fair" and self.idle[rank] + wait > max(self.idle)
 
     def begin(self, rank: int, now: float, station: int) -> None:
         task, k = self.task, self.passed[station]
@@ -176,8 +173,8 @@ class _Squeeze:
             heappush(self.agenda, (arrival, self.rank_of(station + 1)))
 
     def begin_w(self, rank: int, now: float) -> None:
-        stage = self.due[rank][self.weights[rank]]
-        self.weights[rank] += 1
+        stage = self.due[rank][self.done[rank]]
+        self.done[rank] += 1
         self.room[rank] += self.task.weight_part
         self.occupy(rank, now, self.task.W[stage], 2 * self.task.num_stages + stage)
 
