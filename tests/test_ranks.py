@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -21,7 +22,8 @@ import torch
 import torch.distributed as dist
 
 import pipelab as pl
-from pipelab.ranks import controller, doing, local_state, pickling
+from pipelab.ranks import controller, doing, failure, launch, local_state, pickling
+from pipelab.ranks.pool import Pool
 
 # As in a notebook: the ranks get these functions by value and do not import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -233,6 +235,16 @@ def test_ranks_name_a_result_that_cannot_come_back(ranks: pl.Ranks) -> None:
         ranks.run(counter)
 
 
+def test_ranks_name_a_result_that_cannot_be_loaded_here(ranks: pl.Ranks) -> None:
+    class OnlyThere:
+        def __reduce__(self) -> Any:
+            return int, ("no number",)
+
+    with pytest.raises(pl.RankError, match="what rank 0 returned cannot be loaded here: ValueError: invalid") as caught:
+        ranks.run(OnlyThere)
+    assert (caught.value.rank, caught.value.exception_type) == (0, "ValueError")
+
+
 # ---- what is refused before any process starts
 
 
@@ -249,6 +261,7 @@ def test_ranks_name_a_result_that_cannot_come_back(ranks: pl.Ranks) -> None:
         ({"num_ranks": 2, "start_method": "fork"}, pl.EngineError, "start_method must be one of .*spawn.*, got 'fork'"),
         ({"num_ranks": 2, "timeout": 0}, pl.EngineError, "timeout must be a positive number of seconds"),
         ({"num_ranks": 2, "timeout": math.nan}, pl.EngineError, "timeout must be a positive number of seconds"),
+        ({"num_ranks": 2, "timeout": "soon"}, pl.EngineError, "timeout must be a positive number.*got 'soon'"),
         (
             {"num_ranks": torch.cuda.device_count() + 1, "backend": "nccl"},
             pl.EngineError,
@@ -338,6 +351,22 @@ def test_ranks_a_failure_names_rank_and_action_and_the_next_call_works(
     assert ranks.run(dist.get_rank) == [0, 1, 2]
     assert time.monotonic() - start < 2
     assert ranks.generation == generation + 1
+
+
+def test_ranks_that_cannot_start_say_why_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = launch.choose_method(None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(pl.RankError, match=r"could not join the process group: .*: .*no such backend"):
+        Pool(2, "no such backend", method, live=False)
+    assert not list(tmp_path.glob("pipelab-*"))
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "text"),
+    [(None, "closed its connection in 1F2"), (0, "died in 1F2 (exit code 0)"), (-63, "was killed in 1F2 (signal 63)")],
+)
+def test_ranks_say_how_a_process_ended(exit_code: int | None, text: str) -> None:
+    assert failure.how_it_died(exit_code, "1F2") == text
 
 
 def test_ranks_a_failure_carries_the_traceback_once(ranks: pl.Ranks) -> None:

@@ -12,14 +12,18 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import pipelab as pl
 from pipelab import two_hosts
+from pipelab.ranks import line
 from pipelab.two_hosts import OneHost, TwoHosts
 
 pytestmark = [
@@ -202,6 +206,29 @@ def test_hosts_a_silent_host_is_reported_at_the_limit(way: str, silent: int, tmp
         assert SILENT_S - 1.5 < seconds < SILENT_S + 3
         assert f"it ran on node {silent}" in hosts.stderr(other)
         assert other.wait(40) != 0
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Where two processes of a torchrun on this host would meet."""
+    for name, value in {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "there"}.items():
+        monkeypatch.setenv(name, value)
+    with tempfile.TemporaryDirectory() as folder:
+        yield torch.distributed.FileStore(f"{folder}/store", 2)
+
+
+def test_hosts_a_rank_that_does_not_come_is_named(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line, "_MEETING_S", 0.1)
+    with pytest.raises(pl.EngineError, match=r"ranks \[1\] have not reached rank 0 at 127.0.0.1:\d+ within 0.1 s"):
+        line.Line(0, 2, store, pytest.fail)
+
+
+def test_hosts_a_rank_that_nobody_can_reach_is_named(store: Any) -> None:
+    with socket.socket() as closed:  # bound, but it does not listen
+        closed.bind(("127.0.0.1", 0))
+        store.set("pipelab/line", json.dumps(["127.0.0.1", closed.getsockname()[1], "", "node 0", 0]))
+        with pytest.raises(pl.EngineError, match=r"rank 1 cannot reach rank 0 at 127.0.0.1:.* MASTER_ADDR, which is"):
+            line.Line(1, 2, store, pytest.fail)
 
 
 def test_hosts_leave_nothing_behind(two: None) -> None:

@@ -37,6 +37,9 @@ ranks = pl.Ranks(4) if how == "too many" else pl.Ranks(timeout=2 if how == "hang
 print("rank", dist.get_rank(), "goes on with", ranks)
 if how == "fine":
     print(ranks.run(work, 1), ranks.run_each(work, [(10,), (20,), (30,)]), ranks.generation)
+    for again in ranks.restart, pl.Ranks:
+        try: again()
+        except pl.EngineError as error: print(error)
 else:
     ranks.run(fail, how, int(sys.argv[2]))
 """  # and no close(): the end of the script is enough
@@ -60,6 +63,8 @@ def test_ranks_adopt_the_processes_of_torchrun(tmp_path: Path) -> None:
     assert out.splitlines() == [
         "rank 0 goes on with Ranks(3, backend='gloo'): alive, generation 1",  # and no other rank does
         "[(4.0, 1), (4.0, 1), (4.0, 1)] [(13.0, 2), (23.0, 2), (33.0, 2)] 1",
+        "only torchrun can start its processes again",
+        "under torchrun there is one Ranks() for the whole script: keep the first one open",
     ]
 
 

@@ -116,8 +116,6 @@ class Crew:
 
     def kill(self) -> None:
         """Let the other processes go: by the usual way, or out of the call in which they are stuck."""
-        if self._over.is_set():
-            return
         self._over.set()
         self._line.close()
         if self._failed:
