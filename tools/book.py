@@ -125,8 +125,9 @@ def small_png(png: str) -> str:
     opaque = Image.new("RGBA", picture.size, "white")
     opaque.alpha_composite(picture.convert("RGBA"))
     out = io.BytesIO()
-    # a rare colour counts as much as a common one, or a thin line would take that of its neighbours
-    few = opaque.convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    # a rare colour counts as much as a common one, or a thin line would take that of its neighbours; then each moves
+    # to the middle of its pixels, or two pale areas would become one colour
+    few = opaque.convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
     few.save(out, "PNG", optimize=True)
     return base64.b64encode(min(out.getvalue(), raw, key=len)).decode()
 

@@ -92,6 +92,23 @@ def test_book_keeps_the_colour_of_a_thin_line() -> None:
     assert max(abs(a - b) for a, b in zip(stored, (209, 0, 108), strict=True)) <= 16
 
 
+def test_book_keeps_the_colours_of_pale_areas_apart() -> None:
+    # the palette held colours far apart, and a pale pink band of a spread was stored in the orange of its neighbour
+    pink, orange = (247, 235, 241), (248, 231, 217)
+    picture = Image.radial_gradient("L").convert("RGB").resize((900, 400))
+    pixels = picture.load()
+    for y in range(200):
+        for x in range(0, 900, 2):
+            pixels[x, y] = (x // 4, y, 255 - y)  # many other colours
+    picture.paste(pink, (300, 200, 600, 300))
+    picture.paste(orange, (300, 300, 600, 400))
+    raw = BytesIO()
+    picture.save(raw, "PNG")
+    small = Image.open(BytesIO(b64decode(book.small_png(b64encode(raw.getvalue()).decode())))).convert("RGB")
+    for area, y in ((pink, 250), (orange, 350)):
+        assert max(abs(a - b) for a, b in zip(small.getpixel((450, y)), area, strict=True)) <= 5
+
+
 def test_book_keeps_an_authors_id_and_replaces_random_ones(chapter: Path) -> None:
     ids = [cell.id for cell in nbformat.read(chapter, as_version=4).cells]
     assert ids[:2] == ["opening", "code-for-letter-in-a"]
