@@ -386,9 +386,9 @@ class Locked(nn.Module):
 def test_pipeline_names_the_function_or_layer_that_cannot_be_sent(ranks_of: RanksOf) -> None:
     lock = threading.Lock()
 
-    def locked(first: Any, second: Any = None) -> Any:
+    def locked(first: Any, target: Any = None) -> Any:
         with lock:
-            return None
+            return torch.optim.SGD(first, lr=1.0)
 
     arguments: dict[str, Any] = {"loss_fn": F.cross_entropy, "ranks": ranks_of(2)}
     for name in ("loss_fn", "optimizer"):
