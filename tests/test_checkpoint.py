@@ -116,6 +116,35 @@ def test_checkpoint_has_the_names_of_the_model_and_every_tensor_once(saved: Path
     assert content["model"]["0.weight"].data_ptr() == content["model"]["8.weight"].data_ptr()
 
 
+class Counts(nn.Linear):
+    """Has a state that is no tensor, by torch's own way for such."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+    def get_extra_state(self) -> int:
+        return self.calls
+
+    def set_extra_state(self, state: int) -> None:
+        self.calls = state
+
+
+def test_checkpoint_has_a_state_that_is_no_tensor(tmp_path: Path, ranks_of: RanksOf) -> None:
+    counting = nn.Sequential(Counts(8, 8), nn.Tanh(), Counts(8, 8)).double()
+    with pl.Pipeline(counting, pl.gpipe(2, 4), ranks=ranks_of(2), **setting()) as pipe:
+        pipe.step(*batch(0))
+        state = pipe.state_dict()
+        assert list(state) == list(counting.state_dict())
+        assert state["2._extra_state"] == 4
+        pipe.load_state_dict({**state, "2._extra_state": 7})
+        pipe.save(tmp_path / "model.pt")
+    with pl.Pipeline.load(tmp_path / "model.pt", counting, pl.gpipe(1, 2), ranks=ranks_of(1), **setting()) as pipe:
+        assert pipe.state_dict()["2._extra_state"] == 7
+
+
 def test_checkpoint_without_an_optimizer_gives_the_values(saved: Path, tmp_path: Path, ranks_of: RanksOf) -> None:
     wanted = torch.load(saved, weights_only=True)["model"]
     with pl.Pipeline.load(saved, model(1), pl.gpipe(2, 2), ranks=ranks_of(2), loss_fn=F.cross_entropy) as pipe:

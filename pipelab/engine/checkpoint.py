@@ -28,6 +28,7 @@ from pipelab.errors import CheckpointError
 _MARK, _VERSION = b"pipelab checkpoint ", b"1"
 _SEAL_BYTES = len(_MARK + _VERSION) + hashlib.sha256().digest_size
 State = dict[str, Any]
+Shapes = Mapping[str, torch.Size | None]  # by name; None for any value, which `get_extra_state` tells
 
 
 def write(path: str | os.PathLike[str], content: State) -> None:
@@ -90,7 +91,7 @@ def _seal(body: bytes) -> bytes:
     return _MARK + _VERSION + hashlib.sha256(body).digest()
 
 
-def check_state(state: object, shapes: Mapping[str, torch.Size]) -> list[str]:
+def check_state(state: object, shapes: Shapes) -> list[str]:
     """Why `state` is none of a model with these names and shapes; nothing where it is."""
     if not isinstance(state, Mapping):
         return [f"it is a {type(state).__qualname__}, and not a dict of tensors by name"]
@@ -99,7 +100,8 @@ def check_state(state: object, shapes: Mapping[str, torch.Size]) -> list[str]:
     wrong = [
         f"{name} is {_shape_or_kind(state[name])}, in the model {tuple(shape)}"
         for name, shape in shapes.items()
-        if name in state and not (isinstance(state[name], Tensor) and state[name].shape == shape)
+        if shape is not None and name in state
+        if not (isinstance(state[name], Tensor) and state[name].shape == shape)
     ]
     return missing + unknown + wrong
 

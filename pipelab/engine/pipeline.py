@@ -132,7 +132,7 @@ class Pipeline:
         self._pace, self._nan = pace, nan
         self._note = _THROUGH_HOSTS if options.device == "cuda" and ranks.backend == "gloo" else ""
         self._sources = sources(schedule)
-        self._shapes = {name: value.shape for piece in pieces for name, value in _tensors(piece.layers).items()}
+        self._shapes = {name: shape for piece in pieces for name, shape in _shapes(piece.layers).items()}
         self._ties = [tie.names for tie in ties]
         self._taken = frozenset().union(*(keywords.taken_by(layer) for piece in pieces for layer in piece.layers))
         of_rank = recipes(schedule, pieces, ties, mesh, styles, options)
@@ -217,7 +217,7 @@ class Pipeline:
         Raises CheckpointError for a file that is damaged or of another model, and changes nothing then.
         """
         content = checkpoint.read(path)
-        reasons = checkpoint.check_state(content["model"], {name: t.shape for name, t in _tensors(model).items()})
+        reasons = checkpoint.check_state(content["model"], _shapes(model))
         if not reasons:
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(content["training"]["seed"])
@@ -270,8 +270,9 @@ class Pipeline:
         found = {name: value for part in self._remote.call(method) for name, value in part.items()}
         for names in self._ties:
             found |= dict.fromkeys(names, found[names[0]])  # one tensor, as in the model
-        return {name: found.pop(name) for name in self._shapes if name in found} | found
+        return {name: found[name] for name in self._shapes if name in found}
 
 
-def _tensors(layers: nn.Module) -> dict[str, Tensor]:
-    return {name: value for name, value in layers.state_dict().items() if isinstance(value, Tensor)}
+def _shapes(layers: nn.Module) -> checkpoint.Shapes:
+    """Of all that a `state_dict` has."""
+    return {name: value.shape if isinstance(value, Tensor) else None for name, value in layers.state_dict().items()}
