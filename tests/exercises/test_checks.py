@@ -83,6 +83,13 @@ def test_exercises_checks_are_named_by_the_line_that_shows_when_they_are_folded(
     assert titles == [f"# @title Check of exercise {number}" for number in range(1, len(titles) + 1)]
 
 
+def test_exercises_checks_say_that_they_passed(assignment: Assignment) -> None:
+    """A cell whose text is folded away does not show whether it has run."""
+    for cell in assignment.master["cells"]:
+        if is_check(cell):
+            assert [output["text"] for output in cell["outputs"]] == ["Passed, as far as you can see.\n"], cell["id"]
+
+
 def test_exercises_checks_show_a_message_without_a_traceback(assignment: Assignment) -> None:
     for task, exercise in assignment.exercises.items():
         named = [node for node in functions(exercise.visible_check) if node.name.startswith("check_")]
