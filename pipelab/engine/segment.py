@@ -191,7 +191,7 @@ class Segment:
         content = unwrap(value)
         deferral = self._deferral if self._defers else None
         with computing_in(self.precision, self._device):
-            with _NOTHING if self._defers is False else self._prepared_for_deferral():
+            with self._weighed() if self._defers is None else deferral.able() if deferral else _NOTHING:
                 for place, (number, layer) in enumerate(self.layers):
                     if not draws_nothing(layer):
                         self._draw_anew(number, microbatch)
@@ -211,17 +211,11 @@ class Segment:
         self._device.seed()
 
     @contextmanager
-    def _prepared_for_deferral(self) -> Iterator[None]:
-        """Around the first forward, weigh whether to defer; around later ones, let Linear layers do it if it pays."""
-        if self._defers is None:
-            with Scales(self._modules, self._weights) as scales:
-                yield
-            self._defers = scales.favour_deferral
-        elif self._defers and self._deferral:
-            with self._deferral.able():
-                yield
-        else:
+    def _weighed(self) -> Iterator[None]:
+        """Around the first forward: whether it pays to defer."""
+        with Scales(self._modules, self._weights) as scales:
             yield
+        self._defers = scales.favour_deferral
 
     def _buffers(self) -> Buffers:
         return {(module, name): buffer for module in self._modules for name, buffer in module._buffers.items()}
