@@ -284,6 +284,16 @@ def test_checkpoint_refuses_groups_that_were_apart(tmp_path: Path, ranks_of: Ran
         pl.Pipeline.load(path, model(), pl.gpipe(2, 2), ranks=ranks_of(2), **setting(one_group))
 
 
+def test_checkpoint_refuses_an_optimizer_that_had_less_to_do(tmp_path: Path, ranks_of: RanksOf) -> None:
+    path = tmp_path / "model.pt"
+    vectors = setting(lambda parameters: adam([p for p in parameters if p.dim() == 1]))
+    with pl.Pipeline(model(), pl.gpipe(2, 2), ranks=ranks_of(2), **vectors) as pipe:
+        pipe.step(*batch(0))
+        pipe.save(path)
+    with nothing_changes(ranks_of), pytest.raises(pl.CheckpointError, match=r"has no optimizer state of 0.weight"):
+        pl.Pipeline.load(path, model(), pl.gpipe(2, 2), ranks=ranks_of(2), **setting())
+
+
 def test_checkpoint_waits_for_an_update(tmp_path: Path, ranks_of: RanksOf) -> None:
     with pl.Pipeline(model(), pl.gpipe(2, 2), ranks=ranks_of(2), **setting()) as pipe:
         pipe.step(*batch(0), update=False)

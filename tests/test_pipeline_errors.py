@@ -356,6 +356,22 @@ def test_pipeline_reports_an_optimizer_that_fails(ranks_of: RanksOf) -> None:
         pipe.step(*batch())
 
 
+def test_pipeline_lets_a_rank_make_an_optimizer_that_cannot_be_tried_out(ranks_of: RanksOf) -> None:
+    """It wants the model's own parameters: it fails on a rank or not at all."""
+
+    def second(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD([parameters[1]], lr=0.1)
+
+    arguments: dict[str, Any] = {"loss_fn": F.cross_entropy, "ranks": ranks_of(2), "optimizer": second}
+    with pl.Pipeline(mlp(), pl.gpipe(2, 4), **arguments) as pipe:
+        before = pipe.state_dict()
+        pipe.step(*batch())
+        changed = [name for name, value in pipe.state_dict().items() if not torch.equal(value, before[name])]
+        assert changed == ["0.bias", "2.bias"]
+    with pytest.raises(RankError, match=r"rank 0 raised IndexError"):
+        pl.Pipeline(nn.Sequential(nn.ReLU(), nn.PReLU(), nn.Linear(8, 4)), pl.gpipe(2, 4), **arguments)
+
+
 def test_pipeline_reports_a_rank_that_hangs(ranks_of: RanksOf) -> None:
     """At the limit that the ranks have, with the stack of the one that hangs."""
     ranks = ranks_of(3)

@@ -92,6 +92,19 @@ def test_training_gives_keywords_to_the_layers_that_name_them(name: str, remat: 
         assert largest_difference(pipe.state_dict(), reference.state_dict()) < 1e-5
 
 
+class Times(nn.Linear):
+    def forward(self, x: Tensor, factor: float = 1.0) -> Tensor:  # type: ignore[override]
+        return super().forward(x) * factor
+
+
+def test_training_takes_keywords_without_a_tensor(ranks_of: RanksOf) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Times(8, 8), nn.Tanh(), Times(8, 4)), torch.randn(10, 8)
+    with pl.Pipeline(model, pl.gpipe(2, 4), loss_fn=F.cross_entropy, ranks=ranks_of(2)) as pipe:
+        wanted = model[2](model[1](model[0](x, factor=0.5)), factor=0.5)
+        assert torch.allclose(pipe.predict(x, kwargs={"factor": 0.5}), wanted, atol=1e-6)
+
+
 KEYWORDS: dict[str, tuple[Any, type[Exception], str]] = {
     "unknown": ({"masks": torch.ones(10, 8)}, pl.EngineError, "no layer takes 'masks'.*take factor, mask, scale"),
     "no dict": ([("mask", torch.ones(10, 8))], pl.EngineError, "kwargs must be a dict of keywords.*got a list"),
