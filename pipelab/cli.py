@@ -145,10 +145,13 @@ def _run(options: argparse.Namespace) -> int:
     print(f"test accuracy {right:.1%}")
     share = f"of makespan x {counted(schedule.num_ranks, 'rank')}"
     print(f"bubble {predicted.bubble_fraction:.1%} predicted, {trace.bubble_fraction:.1%} {trace.source}, {share}")
+    if result.too_busy:
+        print("this machine was too busy to keep time: some action was late by more than its own time")
     peaks = ", ".join(f"{peak:g}" for peak in peak_activations(trace))
     print(f"peak activations, in micro-batches of a whole rank, from rank 0: {peaks}")
     trace.to_chrome(options.out / "trace.json")
-    gantt_compare(predicted, trace)[0].figure.savefig(options.out / "gantt.png", dpi=120)  # type: ignore[union-attr]
+    figure = gantt_compare(predicted, trace)[0].figure
+    figure.savefig(options.out / "gantt.png", dpi=120, bbox_inches="tight")  # type: ignore[union-attr]
     print(f"wrote {options.out / 'trace.json'} and {options.out / 'gantt.png'}")
     return 0
 

@@ -87,5 +87,5 @@ def _model(options: argparse.Namespace) -> str | Transformer:
 def _save(found: Plan, picture: Path) -> None:
     from pipelab.plots import pareto_plot
 
-    pareto_plot(found).figure.savefig(picture, dpi=120)  # type: ignore[union-attr]
+    pareto_plot(found).figure.savefig(picture, dpi=120, bbox_inches="tight")  # type: ignore[union-attr]
     print(f"wrote {picture}")
