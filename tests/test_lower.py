@@ -86,3 +86,10 @@ def test_a_rank_sends_itself_nothing():
 def test_an_invalid_schedule_is_not_lowered():
     with pytest.raises(ScheduleError, match="0B0 is missing"):
         lower(Schedule.from_text("0F0"))
+
+
+def test_the_first_action_of_all_may_be_a_reader():
+    # stage 1 on rank 0: its forward has index 0, and waits for a message
+    program = lower(Schedule.from_text("1F0 1B0\n0F0 0B0"))
+    assert str(program).splitlines()[0] == "rank 0: receive 0F0 from 1, 1F0, 1B0, send 1B0 to 1"
+    validate_program(program)

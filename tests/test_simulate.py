@@ -168,6 +168,23 @@ def test_recomputation_runs_before_its_own_backward():
     assert all(again[key] <= backward[key] for key in again)
 
 
+def test_remat_of_a_split_backward_recomputes_before_i():
+    trace = simulate(Schedule.from_text("0F0 0I0 0W0"), Costs(F=1, I=2, W=4), remat=True)
+    assert [(span.name, span.end) for span in trace.spans] == [("0F0", 1), ("0F0 again", 2), ("0I0", 4), ("0W0", 8)]
+
+
+def test_link_to_one_neighbour_is_not_held_up_by_the_other():
+    # every message takes 5 on a wire of its direction; rank 1 sends a gradient up and an output down at once
+    trace = simulate(one_f_one_b(3, 4), Costs(F=1, B=2, comm=Link(0, 1), boundary_bytes=5))
+    free = {}
+    for message in sorted(trace.messages, key=lambda message: message.sent):
+        wire = message.sender, message.receiver
+        assert message.arrived == max(message.sent, free.get(wire, 0)) + 5
+        free[wire] = message.arrived
+    up, down = ([m for m in trace.messages if (m.sender, m.receiver) == wire] for wire in ((1, 0), (1, 2)))
+    assert any(a.sent < b.arrived and b.sent < a.arrived for a in up for b in down)
+
+
 def test_remat_refuses_other_words():
     with pytest.raises(CostError, match="remat must be False, True, 'early' or 'late', got 'always'"):
         simulate(gpipe(2, 2), remat="always")

@@ -92,6 +92,13 @@ def test_stage_and_microbatch_out_of_range():
     assert "names micro-batch 1, but there are 1 (0 to 0)" in caught.value.reasons[1]
 
 
+def test_a_microbatch_that_there_is_not_is_no_other_stages_first():
+    # 0B1 of one micro-batch: what it would read is not what stage 1 makes of micro-batch 0
+    assert reasons("0F0 0B1 1F0 1B0 0B0", num_microbatches=1) == (
+        "rank 0, position 1: 0B1 names micro-batch 1, but there are 1 (0 to 0)",
+    )
+
+
 def test_validate_is_asked_about_a_schedule():
     with pytest.raises(ScheduleError, match=r"expected a Schedule, as pl.one_f_one_b\(4, 8\) makes one, got <Trace"):
         validate(simulate(gpipe(2, 2)))
