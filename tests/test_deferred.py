@@ -58,6 +58,17 @@ class Complex(nn.Module):
         return self.layer(torch.complex(x, 2 * x)).abs()
 
 
+class Mapped(nn.Module):
+    """One sample at a time, by a transform of torch.func."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.func.vmap(lambda row: torch.tanh(self.layer(row[None]))[0])(x)
+
+
 def half_frozen() -> list[nn.Module]:
     layers = [nn.Linear(6, 6), nn.Linear(6, 6)]
     layers[0].weight.requires_grad_(False)
@@ -71,6 +82,7 @@ LINEARS: dict[str, Callable[[], list[nn.Module]]] = {
     "sequence": lambda: [nn.Linear(6, 6), Sequence()],
     "no bias": lambda: [nn.Linear(6, 6, bias=False), nn.GELU(), nn.Linear(6, 6, bias=False)],
     "half frozen": half_frozen,
+    "mapped": lambda: [nn.Linear(6, 6), Mapped(), nn.Linear(6, 6)],
     "complex": lambda: [nn.Linear(6, 6), Complex(), nn.Linear(6, 6)],
     "among others": lambda: [
         *(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 2, 3, padding=1), nn.Flatten(), nn.Linear(12, 6)),

@@ -74,8 +74,9 @@ class Deferral:
 
     def _linear(self, layer: nn.Linear, input: Tensor) -> Tensor:
         """As `nn.Linear.forward`; by torch's own function where that works out its gradients in another way."""
-        usual = input.dim() >= 2 and input.is_contiguous() and layer.weight.is_leaf
-        if self._able and usual and torch.is_grad_enabled() and not torch.is_autocast_enabled(input.device.type):
+        usual = input.dim() >= 2 and input.is_contiguous() and layer.weight.is_leaf and torch.is_grad_enabled()
+        other = torch.is_autocast_enabled(input.device.type) or torch._C._are_functorch_transforms_active()
+        if self._able and usual and not other:
             return _Linear.apply(input, layer.weight, layer.bias, self)  # type: ignore[no-untyped-call,no-any-return]
         return F.linear(input, layer.weight, layer.bias)
 
@@ -179,6 +180,8 @@ class Scales:
         return tensor
 
     def _note(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+        if torch._C._are_functorch_transforms_active():  # not put off, and without a storage
+            return
         storage = (args[0] if args else kwargs["input"]).untyped_storage()
         self._inputs[storage.data_ptr()] = storage.nbytes()
         self._held += output.nbytes  # its gradient
