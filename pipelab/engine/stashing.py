@@ -58,10 +58,8 @@ class Stash:
                 parameter.grad = None
 
     def done(self, action: Action) -> None:
-        """`action` has run: versions that nobody needs any more are let go."""
+        """`action` has run: its version, which is let go once nobody needs it, has a use less to come."""
         self._uses[self._planned[action]] -= 1
-        for version in [version for version in self._kept if not self._needed(version)]:
-            del self._kept[version]
 
     def make(self, action: Action) -> None:
         """U: the optimizer makes the next version from the newest one and the gradients since the last update.
