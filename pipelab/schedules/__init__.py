@@ -1,6 +1,6 @@
 """The published schedules, one file each, and the table that the command line and the widgets offer.
 
-A new one is one new file and its name here: docs/add-a-schedule.md.
+A new one is one new file, its name here and in the front door: docs/add-a-schedule.md.
 """
 
 from __future__ import annotations
