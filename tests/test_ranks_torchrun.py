@@ -24,6 +24,9 @@ def work(x):
     local_state()["calls"] = local_state().get("calls", 0) + 1
     return total.item() + x, local_state()["calls"]
 
+def patience():
+    return str(dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout)
+
 def fail(how, culprit):
     doing("1F2")
     if dist.get_rank() == culprit:
@@ -37,6 +40,7 @@ ranks = pl.Ranks(4) if how == "too many" else pl.Ranks(timeout=2 if how == "hang
 print("rank", dist.get_rank(), "goes on with", ranks)
 if how == "fine":
     print(ranks.run(work, 1), ranks.run_each(work, [(10,), (20,), (30,)]), ranks.generation)
+    print(ranks.run(patience))
     for again in ranks.restart, pl.Ranks:
         try: again()
         except pl.EngineError as error: print(error)
@@ -63,6 +67,7 @@ def test_ranks_adopt_the_processes_of_torchrun(tmp_path: Path) -> None:
     assert out.splitlines() == [
         "rank 0 goes on with Ranks(3, backend='gloo'): alive, generation 1",  # and no other rank does
         "[(4.0, 1), (4.0, 1), (4.0, 1)] [(13.0, 2), (23.0, 2), (33.0, 2)] 1",
+        "['1 day, 0:00:00', '1 day, 0:00:00', '1 day, 0:00:00']",  # not gloo but `timeout` ends a long call
         "only torchrun can start its processes again",
         "under torchrun there is one Ranks() for the whole script: keep the first one open",
     ]

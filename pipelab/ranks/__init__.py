@@ -18,6 +18,6 @@ Functions, classes and tensors of a cell travel there and back, and a failure on
 
 from pipelab.ranks.clock import now
 from pipelab.ranks.controller import Ranks
-from pipelab.ranks.process import doing, local_state
+from pipelab.ranks.process import GROUP_TIMEOUT, doing, local_state
 
-__all__ = ["Ranks", "doing", "local_state", "now"]
+__all__ = ["GROUP_TIMEOUT", "Ranks", "doing", "local_state", "now"]

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from pipelab.ranks import launch, pickling
 from pipelab.ranks.failure import Raised
 
+GROUP_TIMEOUT = datetime.timedelta(days=1)  # of every process group: the notebook keeps the time, and knows who is late
 _NOTE_BYTES = 256
 _state: dict[Any, Any] = {}
 _note: Any = bytearray(_NOTE_BYTES)  # in a rank it is a file's memory, which the notebook reads after a death
@@ -191,5 +192,5 @@ def _join_group(seat: Seat) -> None:
         ),
         rank=seat.rank,
         world_size=seat.num_ranks,
-        timeout=datetime.timedelta(days=1),  # the notebook keeps the time, and knows which rank is late
+        timeout=GROUP_TIMEOUT,
     )

@@ -71,7 +71,9 @@ class Crew:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         self._made_group = not dist.is_initialized()
         if self._made_group:
-            dist.init_process_group("cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo")
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo", timeout=process.GROUP_TIMEOUT
+            )
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
         self._calls = dist.new_group(backend="gloo", timeout=_FOREVER)
         self._store = dist.TCPStore(  # type: ignore[attr-defined]
