@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -191,17 +192,21 @@ class Trace:
     def critical_path(self) -> tuple[Span, ...]:
         """The chain of spans that sets the makespan, first to last: each began when the one before let it.
 
-        A span began when its rank was free or when its message came, whichever was later. Stepping from span to span,
-        back from the last end, gives the path.
+        A span began when its rank was free or when its message came, whichever was later; the recomputation for a
+        backward may have waited for that one's message. Stepping from span to span, back from the last end, gives the
+        path.
         """
         by_action = {(s.action, s.recompute): s for s in self.spans}
-        before = {row[i]: row[i - 1] for row in self.by_rank for i in range(1, len(row))}
+        pairs = [pair for row in self.by_rank for pair in pairwise(row)]
+        before, after = {span: previous for previous, span in pairs}, dict(pairs)
         came = {message.reader: message for message in self.messages}
         path = [max(self._filled, key=lambda s: s.end)]
         while True:
             span = path[-1]
-            message = None if span.recompute else came.get(span.action)
             previous = before.get(span)
+            message = came.get(after[span].action if span.recompute else span.action)
+            if span.recompute and message is not None and message.arrived > span.start:
+                message = None  # it recomputed early
             if message is not None and (previous is None or message.arrived > previous.end):
                 path.append(by_action[message.action, False])
             elif previous is not None:

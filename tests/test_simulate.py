@@ -1,10 +1,12 @@
 """simulate and Trace: times by hand, and the numbers that are read off a trace."""
 
 import json
+from itertools import pairwise
 
 import pytest
 
 from pipelab import (
+    SCHEDULES,
     Action,
     CostError,
     Costs,
@@ -83,10 +85,21 @@ def test_critical_path_steps_from_cause_to_cause():
     assert [str(s.action) for s in path] == ["0F0", "1F0", "1B0", "1F1", "1B1", "0B1"]
 
 
-def test_critical_path_has_no_gap_without_delay():
-    path = simulate(gpipe(4, 8), Costs(F=1, B=2)).critical_path()
-    assert [s.start for s in path[1:]] == [s.end for s in path[:-1]]
-    assert sum(s.duration for s in path) == 33  # (m + p - 1)(F + B)
+@pytest.mark.parametrize("comm", [0, 0.5])
+@pytest.mark.parametrize("remat", [False, "early", "late"])
+@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "zb_h1", "zb_v", "dualpipe_v"])
+def test_critical_path_has_no_gap_but_messages(name, remat, comm):
+    # a recomputation under "late" waits for the gradient; the path once went on over idle time, 32 of 44 under 1F1B
+    trace = simulate(SCHEDULES[name](4, 8), Costs(F=1, B=2, comm=comm), remat=remat)
+    path = trace.critical_path()
+    assert (path[0].start, path[-1].end) == (trace.start, trace.end)
+    for span, following in pairwise(path):
+        assert following.start - span.end == (comm if following.rank != span.rank else 0)
+
+
+def test_critical_path_through_recomputations_is_the_makespan():
+    path = simulate(one_f_one_b(4, 8), Costs(F=1, B=2), remat="late").critical_path()
+    assert sum(s.duration for s in path) == 44  # (m + p - 1)(F + F + B)
 
 
 def test_idle_by_phase_adds_up():
