@@ -241,6 +241,28 @@ def test_training_accumulates_after_a_step_that_was_not_finite(ranks_of: RanksOf
         assert largest_difference(pipe.gradients(), wanted) < 1e-6
 
 
+@pytest.mark.parametrize("update", [False, True])
+def test_training_keeps_gradients_that_wait_through_a_step_that_is_not_finite(update: bool, ranks_of: RanksOf) -> None:
+    """They took in the bad ones, so that the next good step was condemned, with their own batch lost."""
+    bad, targets = batch(1)
+    bad[3, 2] = float("nan")
+    plain = pl.models.mlp((8, 8, 4))
+    optimizer = sgd(plain.parameters())
+    for number in (0, 2):
+        F.cross_entropy(plain(batch(number)[0]), batch(number)[1]).backward()
+    optimizer.step()
+    with pl.Pipeline(
+        pl.models.mlp((8, 8, 4)), pl.gpipe(2, 2), loss_fn=F.cross_entropy, optimizer=sgd, ranks=ranks_of(2)
+    ) as pipe:
+        pipe.step(*batch(0), update=False)
+        before = pipe.gradients()
+        with pytest.raises(pl.EngineError, match="gradients are not finite on rank 0, 1"):
+            pipe.step(bad, targets, update=update)
+        assert same_to_the_bit(pipe.gradients(), before)
+        pipe.step(*batch(2))
+        assert largest_difference(pipe.state_dict(), plain.state_dict()) < 1e-6
+
+
 def test_training_goes_on_with_no_numbers_where_asked(ranks_of: RanksOf) -> None:
     inputs, targets = batch()
     inputs[0] = float("nan")

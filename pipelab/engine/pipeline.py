@@ -149,8 +149,9 @@ class Pipeline:
         whatever its size. With `update=False` it stays, and the next step's is added to it, as `backward()` does in
         torch.
         Raises SizeError for fewer samples than micro-batches; EngineError for a loss or gradient that is no finite
-        number, unless such are ignored: parameters are then as before, and the pipeline goes on; RankError with the
-        rank's own error where a rank fails: then the pipeline is over, and has to be built again.
+        number, unless such are ignored: parameters, and gradients that wait for an update, are then as before, and the
+        pipeline goes on; RankError with the rank's own error where a rank fails: then the pipeline is over, and has to
+        be built again.
         """
         self._remote.check_open()
         if self.schedule.has_updates and not update:

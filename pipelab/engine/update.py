@@ -49,7 +49,8 @@ class Update:
         self._groups, self._replicas, self._slices = groups, replicas, slices
         self._max_norm = max_norm
         self._scale = scale  # by which the gradients of a step come multiplied
-        self._skip_nan = skip_nan and optimizer is not None
+        self._skip_nan = skip_nan
+        self._updates = optimizer is not None  # on some rank, if not on this one
         self.skipped = False  # whether this step's update was left out, on all ranks
         self.finite = True  # whether all gradients of this rank were numbers in this step's update
         self._root = root
@@ -63,7 +64,7 @@ class Update:
         self.finite, self.skipped = True, False
         if self._used:
             aside: Sequence[nn.Parameter] = ()
-        elif self._counts or self._replicas.count > 1 or self._scale:
+        elif self._counts or self._replicas.count > 1 or self._scale or self._skip_nan:
             aside = self.parameters
         else:
             aside = [shared.parameter for shared in self._shared]
@@ -79,23 +80,30 @@ class Update:
     def finish(self, count: float | None, update: bool, *, loss: float | None = None) -> float | None:
         """Add up what is shared, divide by the count that `root` knows, clip, and update where asked.
 
-        With `skip_nan`, or in float16, nothing is updated where any rank has a gradient that is no number, or infinite.
-        `loss` is known to the rank that computes it. Returns the norm where gradients are clipped.
+        With `skip_nan`, or in float16, nothing is updated where any rank has a gradient that is no number, or infinite,
+        and gradients that waited for an update wait on as they were; in float16 they go. `loss` is known to the rank
+        that computes it. Returns the norm where gradients are clipped.
         """
         self.add_up()
         self._divide(count)
         self._unscale()
+        asked = update if self._scale else self._skip_nan and (self._updates or self.waiting or not update)
+        finite = not asked or self._all_finite(loss)
+        if not finite and self.waiting and self._scale is None:
+            for parameter in self.parameters:
+                parameter.grad = self._earlier.get(parameter)
+            self._earlier, self.skipped = {}, update
+            return None
         for parameter, gradient in self._earlier.items():
             parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
         self._earlier = {}
-        skip = update and (self._skip_nan or self._scale is not None) and not self._all_finite(loss)
         if update and self._scale:
-            self._scale.judge(not skip)
-        self.skipped = skip
+            self._scale.judge(finite)
+        self.skipped = update and not finite
         norm = self._clip(self._max_norm) if update and self._max_norm is not None else None
-        if update and not skip:
+        if update and finite:
             self.step()
-        self._used = update
+        self._used = update or not finite
         return norm
 
     def add_up(self) -> None:
