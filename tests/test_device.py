@@ -9,8 +9,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import cloudpickle
 import pytest
@@ -21,7 +23,7 @@ from torch import nn
 import pipelab as pl
 from pipelab.action import Action
 from pipelab.engine import options
-from pipelab.engine.device import CPU, Device, _moved
+from pipelab.engine.device import CPU, Cuda, Device, _moved
 from pipelab.engine.message import Value, unwrap, wrap
 from pipelab.engine.scaling import LossScale
 
@@ -59,6 +61,44 @@ class Elsewhere(Device):
     def seconds(self, mark: Any) -> float:
         assert self.begun
         return float(mark.hidden)
+
+
+class Occupied(Cuda):
+    """The marks of a GPU, where a message that nobody has received yet occupies a stream beside that of the layers.
+
+    So does one of gloo, which stays where it is until the receiver asks for it.
+    """
+
+    kind, where, block_bytes = CPU.kind, CPU.where, CPU.block_bytes
+    take_in, put, take_back = Device.take_in, Device.put, Device.take_back
+    new_stream, inside, hand_over = Device.new_stream, Device.inside, Device.hand_over
+    seed, random_state_kept = Device.seed, Device.random_state_kept
+    random_state, go_back_to = Device.random_state, Device.go_back_to
+
+    def __init__(self) -> None:
+        self._paced, self._zero = False, Mock()
+        torch.cuda.synchronize = lambda where: [message.wait() for message in _Way.sent]  # type: ignore[assignment]
+        torch.cuda.current_stream = Mock()
+
+
+class _Way:
+    """A group that remembers what was sent."""
+
+    sent: ClassVar[list[_Way]] = []
+
+    def __init__(self, group: Any) -> None:
+        self.recv, self._send, self._work = group.recv, group.send, None
+
+    def send(self, *arguments: Any) -> _Way:
+        message = copy(self)
+        message._work = self._send(*arguments)
+        self.sent.append(message)
+        return message
+
+    def wait(self) -> None:
+        if self._work:
+            self._work.wait()  # once: gloo would wait for another message
+            self._work = None
 
 
 class _Own(torch.Tensor):
@@ -106,16 +146,17 @@ class Dice(Device):
 
 @contextmanager
 def ranks_with(device: type[Device], count: int) -> Iterator[pl.Ranks]:
-    """Ranks that compute on a stand-in, which gloo cannot reach, and with `Dice` send as over NCCL, by gloo."""
+    """Ranks that compute on a stand-in: `Elsewhere` gloo cannot reach, the others send as over NCCL, by gloo."""
 
     def settle() -> None:
         from pipelab.engine import groups, resident
 
         resident.device_of = lambda kind: device()  # type: ignore[assignment]
+        if device is not Elsewhere:
+            groups.Groups = _with_ways(groups.Groups, _Way if device is Occupied else lambda group: group)  # type: ignore[misc]
+            return
         for name in ("all_reduce", "reduce", "broadcast"):
             setattr(dist, name, _from_host(getattr(dist, name)))
-        if device is Dice:
-            groups.Groups = _with_ways(groups.Groups)  # type: ignore[misc]
 
     with pl.Ranks(count, timeout=30) as ranks:
         ranks.run(settle)
@@ -131,11 +172,11 @@ def _from_host(collective: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def _with_ways(groups: type) -> Callable[..., Any]:
+def _with_ways(groups: type, way: Callable[[Any], Any]) -> Callable[..., Any]:
     def make(mesh: pl.Mesh, kind: str) -> Any:
         made = groups(mesh, kind)
         pipelines = [list(ranks) for ranks in mesh.groups("pp")]
-        made.ways = tuple(dist.new_subgroups_by_enumeration(pipelines)[0] for _ in range(2))
+        made.ways = tuple(way(dist.new_subgroups_by_enumeration(pipelines)[0]) for _ in range(2))
         return made
 
     return make
@@ -215,6 +256,20 @@ def test_device_slices_draw_as_on_the_cpu_and_send_within_their_pipeline(ranks_o
     expected_losses, expected = train_on_mesh(ranks_of(4), mesh, tensor_parallel=PAIR)
     assert losses == expected_losses
     assert all(torch.equal(value, expected[name]) for name, value in tensors.items())
+
+
+def test_device_paced_ranks_that_both_have_sent_do_not_wait_for_each_other() -> None:
+    with ranks_with(Occupied, 2) as ranks:
+        pipe = pl.Pipeline(
+            nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)),
+            pl.one_f_one_b(2, 4),
+            loss_fn=nn.functional.cross_entropy,
+            ranks=ranks,
+            pace=pl.Costs(F=0.01, B=0.02),
+        )
+        result = pipe.step(torch.randn(8, 6), torch.randint(3, (8,)))
+    assert len(result.trace.messages) == 8
+    assert result.trace.source == "paced"
 
 
 def test_device_moves_what_lies_in_nested_values() -> None:

@@ -26,7 +26,7 @@ from torch import Tensor
 from pipelab.action import Action, Kind
 from pipelab.engine import message
 from pipelab.engine.device import CPU, Device, Mark
-from pipelab.engine.message import HEAD_BYTES, Value
+from pipelab.engine.message import HEAD_BYTES, Head, Value
 from pipelab.errors import EngineError
 from pipelab.ranks import now
 
@@ -83,6 +83,19 @@ class Channel:
 
     def take(self, action: Action) -> Delivery:
         """Wait for what was posted as `action`. Raises EngineError where something else arrived."""
+        head, block = self._message(action)
+        arrived = self._device.mark()
+        value: Value = self._device.put(message.unpack(block, head))
+        return Delivery(value, head.stamp, head.sent, arrived, message.payload_bytes(value))
+
+    def finish(self) -> None:
+        """Wait until all that was sent has arrived; the next message belongs to the next step."""
+        for peer in self._on_the_way:
+            self._let_go(peer, 0)
+        self.step += 1
+
+    def _message(self, action: Action) -> tuple[Head, Tensor]:
+        """The bytes of what was posted as `action`, once they are there, and their head."""
         work, block, peer, tag = self._posted.pop(action)
         work.wait()  # [2]
         head = message.read_head(block)
@@ -94,19 +107,11 @@ class Channel:
         if not self._fits(action, head.size):
             block = torch.empty(head.size, dtype=torch.uint8)
             self._gloo.recv([block], peer, tag + 1).wait()
-        arrived = self._device.mark()
         while self._asked[peer] and self._asked[peer][0] not in self._posted:
             self._asked[peer].popleft()
             self._received[peer] += 1
         self._let_go(peer, self._sent[peer] - head.acknowledged)
-        value: Value = self._device.put(message.unpack(block, head))
-        return Delivery(value, head.stamp, head.sent, arrived, message.payload_bytes(value))
-
-    def finish(self) -> None:
-        """Wait until all that was sent has arrived; the next message belongs to the next step."""
-        for peer in self._on_the_way:
-            self._let_go(peer, 0)
-        self.step += 1
+        return head, block
 
     @property
     def blocks(self) -> list[Tensor]:

@@ -40,7 +40,7 @@ class Device:
         return content
 
     def begin(self, *, paced: bool = False) -> None:
-        """The clock of a step starts. On emulated accelerators every mark waits for the work before it."""
+        """The clock of a step starts. On emulated accelerators every mark waits for the layers' work before it."""
 
     def mark(self) -> Mark:
         """This moment."""
@@ -51,7 +51,10 @@ class Device:
         return float(mark)
 
     def wait(self) -> None:
-        """Until all that was ordered is done."""
+        """Until all that was ordered is done. A message over NCCL that was sent is done when it was received."""
+
+    def wait_for_layers(self) -> None:
+        """Until the layers are through, whatever else is under way."""
 
     def new_stream(self) -> Any:
         """An order of work of its own, beside that of the layers."""
@@ -116,7 +119,7 @@ class Cuda(Device):
 
     def mark(self) -> Mark:
         if self._paced:
-            self.wait()
+            self.wait_for_layers()
             return now()
         event = _event()
         event.record()
@@ -130,6 +133,9 @@ class Cuda(Device):
 
     def wait(self) -> None:
         torch.cuda.synchronize(self.where)
+
+    def wait_for_layers(self) -> None:
+        torch.cuda.current_stream(self.where).synchronize()
 
     def new_stream(self) -> Any:
         return torch.cuda.Stream(self.where)  # type: ignore[no-untyped-call]

@@ -25,7 +25,7 @@ from pipelab.action import Action
 from pipelab.engine.channel import Channel, Delivery
 from pipelab.engine.device import Device
 from pipelab.engine.groups import Groups
-from pipelab.engine.message import Value, payload_bytes
+from pipelab.engine.message import Head, Value, payload_bytes, unpack
 
 Works = list[tuple[Any, Tensor]]
 
@@ -43,7 +43,7 @@ class NcclChannel(Channel):
         self._streams: defaultdict[tuple[int, int], Any] = defaultdict(device.new_stream)  # by sender and receiver
         self._coming: defaultdict[int, deque[Action]] = defaultdict(deque)  # by rank, in the order in which it sends
         self._peer: dict[Action, int] = {}
-        self._here: dict[Action, Delivery] = {}
+        self._here: dict[Action, tuple[Head, Value]] = {}
         self._leaving: defaultdict[int, deque[Works]] = defaultdict(deque)
 
     def post(self, action: Action, peer: int) -> None:
@@ -68,20 +68,19 @@ class NcclChannel(Channel):
         while action not in self._here:
             first = self._coming[peer].popleft()  # [4]
             self._here[first] = self._receive(first, peer)
-        delivery = self._here.pop(action)
-        self._device.hand_over(delivery.value.tensors, out_of=self._streams[peer, self._rank])  # [3]
-        return delivery._replace(arrived=self._device.mark())
+        head, value = self._here.pop(action)
+        self._device.hand_over(value.tensors, out_of=self._streams[peer, self._rank])  # [3]
+        return Delivery(value, head.stamp, head.sent, self._device.mark(), payload_bytes(value))
 
-    def _receive(self, action: Action, peer: int) -> Delivery:
-        delivery = super().take(action)  # [1]
-        structure, kinds, wants = pickle.loads(delivery.value.structure)
+    def _receive(self, action: Action, peer: int) -> tuple[Head, Value]:
+        head, block = self._message(action)  # [1]
+        structure, kinds, wants = pickle.loads(unpack(block, head).structure)
         with self._device.inside(self._streams[peer, self._rank]):  # [2]
             tensors = [torch.empty(shape, dtype=dtype, device=self._device.where) for dtype, shape in kinds]
             for tensor in tensors:
                 if tensor.numel():
                     self._way(peer, self._rank).recv([tensor], peer, 0).wait()  # with NCCL it is the stream that waits
-        value = Value(structure, tensors, wants)
-        return delivery._replace(value=value, bytes=payload_bytes(value))
+        return head, Value(structure, tensors, wants)
 
     def _way(self, sender: int, receiver: int) -> Any:
         return self._upward if sender < receiver else self._downward

@@ -158,7 +158,7 @@ class Worker:
         start = self.device.mark()
         result = self._compute(action, value, recompute)
         if self.pace:
-            self.device.wait()
+            self.device.wait_for_layers()
         deadline = self.pace.end(action) if self.pace else None
         end = self.device.mark()
         late = 0.0 if deadline is None else end - deadline
