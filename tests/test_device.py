@@ -216,6 +216,47 @@ def test_device_all_that_layers_see_was_put_there(elsewhere: pl.Ranks, ranks_of:
     assert all(message.sent <= message.arrived for message in there.trace.messages)
 
 
+def test_device_gets_no_state_of_the_whole_model(elsewhere: pl.Ranks, tmp_path: Path) -> None:
+    """A load copies into the parameters, wherever they are; and each rank is sent what it holds."""
+
+    def note_what_comes() -> None:
+        from pipelab.engine.resident import Resident
+
+        def noting(method: str) -> None:
+            real = getattr(Resident, method)
+
+            def load(self: Any, state: Any) -> Any:
+                tensors = state if method == "load_state" else state["optimizer"]["state"]
+                found.append((sorted(tensors), any(_own(tensors))))
+                return real(self, state)
+
+            setattr(Resident, method, load)
+
+        found = pl.ranks.local_state().setdefault("loaded", [])
+        noting("load_state")
+        noting("load_training_state")
+
+    elsewhere.run(note_what_comes)
+    parts: dict[str, Any] = {
+        "loss_fn": nn.functional.cross_entropy,
+        "optimizer": lambda parameters: torch.optim.Adam(parameters),
+        "ranks": elsewhere,
+    }
+    pipe = pl.Pipeline(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)), pl.gpipe(2, 2), **parts)
+    pipe.step(torch.randn(8, 6), torch.randint(3, (8,)))
+    pipe.save(tmp_path / "checkpoint.pt")
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
+    pl.Pipeline.load(tmp_path / "checkpoint.pt", model, pl.gpipe(2, 2), **parts)
+    loaded = elsewhere.run(lambda: pl.ranks.local_state()["loaded"])
+    assert loaded == [[([f"{stage}.bias", f"{stage}.weight"], False)] * 2 for stage in range(2)]
+
+
+def _own(content: Any) -> Iterator[bool]:
+    values = content.values() if isinstance(content, dict) else [content]
+    for value in values:
+        yield from _own(value) if isinstance(value, dict) else [type(value) is _Own]
+
+
 PAIR = {"0.0": "colwise", "0.3": "rowwise"}
 
 

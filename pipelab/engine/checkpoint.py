@@ -15,7 +15,7 @@ import hashlib
 import io
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,16 @@ def merge(parts: Sequence[State], ties: Iterable[Sequence[str]]) -> State:
         "scale": parts[0]["scale"],
         "optimizer": optimizer,
     }
+
+
+def part_of(training: State, names: Collection[str]) -> State:
+    """What a rank with the parameters `names` needs of what `merge` put together."""
+    if training["optimizer"] is None:
+        return training
+    optimizer = dict(training["optimizer"])
+    for kept in ("state", "options"):
+        optimizer[kept] = {name: value for name, value in optimizer[kept].items() if name in names}
+    return {**training, "optimizer": optimizer}
 
 
 # --- an optimizer, on its rank --------------------------------------------------------------------------------------

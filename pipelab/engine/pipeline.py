@@ -133,6 +133,7 @@ class Pipeline:
         self._note = _THROUGH_HOSTS if options.device == "cuda" and ranks.backend == "gloo" else ""
         self._sources = sources(schedule)
         self._shapes = {name: shape for piece in pieces for name, shape in _shapes(piece.layers).items()}
+        self._names = [frozenset(_names(piece.layers)) for piece in pieces]  # by stage
         self._ties = [tie.names for tie in ties]
         self._taken = frozenset().union(*(keywords.taken_by(layer) for piece in pieces for layer in piece.layers))
         of_rank = recipes(schedule, pieces, ties, mesh, styles, options)
@@ -194,7 +195,9 @@ class Pipeline:
         values = dict(state)
         for names in self._ties:
             values |= dict.fromkeys(names, state[names[-1]])  # the last one stays in the model, too
-        self._remote.call("load_state", [(values,) for _ in self._all])
+        self._remote.call(
+            "load_state", [({name: values[name] for name in names & values.keys()},) for names in self._held]
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint: parameters, buffers, the optimizer's state, and what dropout depends on.
@@ -223,7 +226,8 @@ class Pipeline:
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(content["training"]["seed"])
                 pipe = cls(model, schedule, ranks=ranks, **options)
-            found = pipe._remote.call("load_training_state", [(content["training"],) for _ in pipe._all])
+            parts = [(checkpoint.part_of(content["training"], names),) for names in pipe._held]
+            found = pipe._remote.call("load_training_state", parts)
             reasons = list(dict.fromkeys(reason for part in found for reason in part))
             if not reasons:
                 pipe.load_state_dict(content["model"])
@@ -255,6 +259,12 @@ class Pipeline:
     def _all(self) -> range:
         return range(self.mesh.num_ranks)
 
+    @property
+    def _held(self) -> list[frozenset[str]]:
+        """For each rank the names of what its layers have."""
+        at = [self.mesh.coordinates(rank).pp for rank in self._all]
+        return [frozenset().union(*(self._names[stage] for stage in self.schedule.stages_on(pp))) for pp in at]
+
     def _last(self, dp: int) -> int:
         """The rank that knows outputs and loss of replica `dp`."""
         return self.mesh.rank(dp=dp, pp=self.schedule.placement[-1])
@@ -277,3 +287,8 @@ class Pipeline:
 def _shapes(layers: nn.Module) -> checkpoint.Shapes:
     """Of all that a `state_dict` has."""
     return {name: value.shape if isinstance(value, Tensor) else None for name, value in layers.state_dict().items()}
+
+
+def _names(layers: nn.Module) -> set[str]:
+    """Of all that a `state_dict` has, and of the parameters, which a hook may have given other names there."""
+    return {*layers.state_dict(), *(name for name, _ in layers.named_parameters(remove_duplicate=False))}

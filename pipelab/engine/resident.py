@@ -31,6 +31,8 @@ from pipelab.engine.worker import Worker
 from pipelab.errors import EngineError
 from pipelab.ranks import doing, local_state
 
+_FEEDING = ("step", "predict", "evaluate")  # layers see what comes with these; a state is copied into parameters
+
 
 class Resident(Holder):
     """One rank's part of a pipeline: what it does with the layers that it holds."""
@@ -244,7 +246,9 @@ def leave(keys: Sequence[int]) -> None:
 def call(key: int, method: str, *arguments: Any) -> Any:
     """Call a method of this rank's part of pipeline `key`."""
     part: Resident = local_state()[_place(key)]
-    return part.device.take_back(getattr(part, method)(*part.device.put(arguments)))
+    if method in _FEEDING:
+        arguments = part.device.put(arguments)
+    return part.device.take_back(getattr(part, method)(*arguments))
 
 
 def _place(key: int) -> tuple[str, int]:
