@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -389,9 +390,36 @@ def test_planner_says_what_it_needs_of_a_model() -> None:
         plan(pl.models.mlp(), 8, batch=8)
 
 
-def test_planner_says_which_axes_do_not_fit_the_gpus() -> None:
-    found = plan(SEVEN, 10, batch=8, tp=1, pp=4)
-    assert [r.reason for r in found.rejected] == ["tp 1 × pp 4 = 4 GPUs a replica do not divide 10 GPUs"]
+@pytest.mark.parametrize(
+    ("fixed", "reason", "ways_out"),
+    [
+        # one size alone once vanished: no choice, nothing rejected, and "no change of one number" would do
+        ({"tp": 3}, "tp 3 does not divide 8 GPUs; the nearest divisors are 2 and 4", ("tp 4",)),
+        ({"dp": 3}, "dp 3 does not divide 8 GPUs; the nearest divisors are 2 and 4", ("dp 4",)),
+        ({"pp": 3}, "pp 3 does not divide 8 GPUs; the nearest divisors are 2 and 4", ("pp 4",)),
+        ({"pp": 16}, "pp 16 does not divide 8 GPUs; the nearest divisor is 8", ("pp 8",)),
+        ({"tp": 2, "pp": 3}, "tp 2 × pp 3 = 6 does not divide 8 GPUs; the nearest divisors are 4 and 8", ("pp 4",)),
+        ({"dp": 1, "tp": 1, "pp": 4}, "dp 1 × tp 1 × pp 4 = 4 is not 8 GPUs", ("dp 2", "tp 2", "pp 8")),
+        ({"tp": 3, "pp": 3}, "tp 3 × pp 3 = 9 does not divide 8 GPUs; the nearest divisor is 8", ()),
+    ],
+)
+def test_planner_says_which_sizes_do_not_fit_the_gpus(
+    fixed: dict[str, int], reason: str, ways_out: tuple[str, ...]
+) -> None:
+    found = plan(SEVEN, 8, batch=64, **fixed)
+    assert len(found) == 0
+    assert [(r.constraint, r.reason) for r in found.rejected] == [("gpus", reason)]
+    assert found.relaxations == ways_out
+    for axis, size in map(str.split, ways_out):
+        assert len(plan(SEVEN, 8, batch=64, simulate=0, **{**fixed, axis: int(size)}))
+    with pytest.raises(PlanError, match=re.escape(reason)):
+        _ = found.best
+
+
+def test_planner_rejects_a_size_that_leaves_more_ranks_than_layers() -> None:
+    found = plan(replace(SEVEN, layers=2), 8, batch=64, dp=1, tp=1)
+    assert [r.reason for r in found.rejected] == ["8 stages need as many layers, and the model has 4"]
+    assert found.relaxations == ("dp 2", "tp 2")
 
 
 def test_planner_needs_no_torch() -> None:

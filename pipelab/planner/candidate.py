@@ -34,7 +34,7 @@ class Candidate:
     sharding: str = ""
 
     def __str__(self) -> str:
-        parts = [f"dp {self.dp} × tp {self.tp} × pp {self.pp}"]
+        parts = [self.sizes]
         if self.schedule:
             virtual = f", {self.stages_per_rank} stages a rank" if self.stages_per_rank != 1 else ""
             parts.append(f"{self.schedule}{virtual}")
@@ -48,6 +48,12 @@ class Candidate:
         if self.sharding:
             parts.append(self.sharding)
         return ", ".join(parts)
+
+    @property
+    def sizes(self) -> str:
+        """In words: "dp 2 × tp 1 × pp 4", without what is not chosen."""
+        sizes = {"dp": self.dp, "tp": self.tp, "pp": self.pp}
+        return " × ".join(f"{axis} {size}" for axis, size in sizes.items() if size)
 
     @property
     def num_stages(self) -> int:

@@ -55,14 +55,16 @@ class Question:
         object.__setattr__(self, "batch", positive_integer("batch", self.batch))
         amount("max_bubble", self.max_bubble, most=1)
 
-    def shapes(self) -> Iterator[tuple[int, int]]:
-        """(tp, pp), TP growing slower."""
-        divisors = divisors_of(self.hardware.gpus)
-        layers = len(self.model.weights)
-        for tp in self.choices.tp or divisors:
-            for pp in self.choices.pp or [pp for pp in divisors if pp <= layers]:
-                if (self.choices.tp and self.choices.pp) or self.hardware.gpus % (tp * pp) == 0:
-                    yield tp, pp
+    def shapes(self) -> Iterator[tuple[int, int, int]]:
+        """(dp, tp, pp) of all GPUs, TP growing slower; pp beyond the number of layers only where the others ask it."""
+        gpus, asked = self.hardware.gpus, self.choices
+        divisors = divisors_of(gpus)
+        deepest = gpus if asked.dp and asked.tp else len(self.model.weights)
+        for tp in asked.tp or divisors:
+            for pp in asked.pp or [pp for pp in divisors if pp <= deepest]:
+                dp, rest = divmod(gpus, tp * pp)
+                if rest == 0 and (asked.dp is None or dp in asked.dp):
+                    yield dp, tp, pp
 
     def microbatches(self, dp: int) -> Iterable[int]:
         """Sizes of a micro-batch to try with `dp` replicas."""

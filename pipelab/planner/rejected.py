@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product, starmap
+from math import prod
 
 from pipelab.errors import SizeError
 from pipelab.planner.candidate import Candidate, traits
 from pipelab.planner.footprint import Footprint, in_flight
-from pipelab.planner.question import Question
+from pipelab.planner.question import Question, divisors_of
 
 CONSTRAINTS = {
     "gpus": "dp × tp × pp is the number of GPUs",
@@ -41,26 +43,35 @@ class Rejected:
 
 def candidates(question: Question) -> Iterator[Candidate | Rejected]:
     """Every candidate in whole numbers; what has none is rejected here, before any byte or second is computed."""
-    for tp, pp in question.shapes():
-        shape = Candidate(max(1, question.hardware.gpus // (tp * pp)), tp, pp)
+    yield from _misfits(question)
+    for shape in starmap(Candidate, question.shapes()):
         if wrong := _wrong_shape(shape, question):
             yield wrong
-        elif question.choices.dp is None or shape.dp in question.choices.dp:
+        else:
             for microbatch in question.microbatches(shape.dp):
                 for rounds in question.rounds(shape.dp, microbatch):
                     yield from _filled(replace(shape, microbatch=microbatch, rounds=rounds), question)
 
 
+def _misfits(question: Question) -> Iterator[Rejected]:
+    """The fixed sizes that no others complete to the number of GPUs; what is not fixed is 0."""
+    gpus, asked = question.hardware.gpus, question.choices
+    for sizes in product(asked.dp or (0,), asked.tp or (0,), asked.pp or (0,)):
+        chosen = [size for size in sizes if size]
+        c, found = Candidate(*sizes), prod(chosen)
+        words = c.sizes if len(chosen) == 1 else f"{c.sizes} = {found}"
+        if gpus % found:
+            below, above = ([d for d in divisors_of(gpus) if (d > found) is side] for side in (False, True))
+            nearest = " and ".join(map(str, below[-1:] + above[:1]))
+            divisors = "divisors are" if above else "divisor is"
+            reason = f"{words} does not divide {gpus} GPUs; the nearest {divisors} {nearest}"
+            yield Rejected(c, "gpus", found, gpus, reason)
+        elif all(sizes) and found != gpus:
+            yield Rejected(c, "gpus", found, gpus, f"{words} is not {gpus} GPUs")
+
+
 def _wrong_shape(c: Candidate, question: Question) -> Rejected | None:
-    gpus, layers = question.hardware.gpus, len(question.model.weights)
-    product = c.tp * c.pp
-    if gpus % product:
-        reason = f"tp {c.tp} × pp {c.pp} = {product} GPUs a replica do not divide {gpus} GPUs"
-        return Rejected(c, "gpus", product, gpus, reason)
-    fixed = question.choices
-    if fixed.dp and c.dp not in fixed.dp and fixed.tp and fixed.pp:
-        asked = f"dp {' or '.join(map(str, fixed.dp))} × tp {c.tp} × pp {c.pp} does not make {gpus} GPUs"
-        return Rejected(c, "gpus", fixed.dp[0] * product, gpus, asked)
+    layers = len(question.model.weights)
     if reason := question.model.cannot_split(c.tp):
         return Rejected(c, "split", c.tp, 1, reason)
     if c.pp > layers:

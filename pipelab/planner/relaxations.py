@@ -5,7 +5,7 @@ Every change that is offered was judged: with it, some candidate satisfies all c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from pipelab.planner.choice import Choice, judge
@@ -16,9 +16,16 @@ _TRIES = 12  # of each direction, nearest first
 
 
 def relaxations(question: Question, rejected: Sequence[Rejected]) -> tuple[str, ...]:
-    """One sentence for each thing that could be changed: batch, micro-batch, memory, bubble."""
+    """One sentence for each thing that could be changed: the sizes, batch, micro-batch, memory, bubble."""
+    if all(r.constraint in ("gpus", "split", "stages") for r in rejected):
+        return tuple(filter(None, (_size(question, axis) for axis in ("dp", "tp", "pp"))))
     found = (_batches(question, rejected), _microbatches(question), _memory(question), _bubble(question))
     return tuple(sentence for sentence in found if sentence)
+
+
+def _size(question: Question, axis: str) -> str:
+    size = _nearest(question, axis, divisors_of(question.hardware.gpus))
+    return f"{axis} {size}" if size else ""
 
 
 def _batches(question: Question, rejected: Sequence[Rejected]) -> str:
@@ -41,15 +48,18 @@ def _first(question: Question, batches: Sequence[int]) -> int | None:
 
 
 def _microbatches(question: Question) -> str:
-    asked = question.choices.microbatch
+    size = _nearest(question, "microbatch", {*divisors_of(question.batch), *MICROBATCHES})
+    return f"micro-batch {size}" if size else ""
+
+
+def _nearest(question: Question, axis: str, sizes: Iterable[int]) -> int | None:
+    """The feasible one of `sizes` that is nearest to what was asked of `axis`, if anything was."""
+    asked = getattr(question.choices, axis)
     if asked is None:
-        return ""
-    others = {*divisors_of(question.batch), *MICROBATCHES} - set(asked)
-    nearest = sorted(others, key=lambda size: (min(abs(size - one) for one in asked), -size))
-    for size in nearest[:_TRIES]:
-        if feasible(replace(question, choices=replace(question.choices, microbatch=(size,)))):
-            return f"micro-batch {size}"
-    return ""
+        return None
+    others = sorted(set(sizes) - set(asked), key=lambda size: (min(abs(size - one) for one in asked), -size))
+    tried = ((n, replace(question.choices, **{axis: (n,)})) for n in others[:_TRIES])  # type: ignore[arg-type]
+    return next((n for n, choices in tried if feasible(replace(question, choices=choices))), None)
 
 
 def _memory(question: Question) -> str:

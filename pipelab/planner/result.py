@@ -118,9 +118,7 @@ class Plan:
         if self.relaxations:
             lines.append("nearest relaxations: " + ", or ".join(self.relaxations))
         else:
-            lines.append(
-                "no change of one number alone makes it feasible: try other values of dp, tp, pp, or more GPUs"
-            )
+            lines.append("no change of one number that was tried makes it feasible: change several, or take more GPUs")
         return "\n".join(lines)
 
 
