@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import copy
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import Mock
@@ -77,28 +76,36 @@ class Occupied(Cuda):
 
     def __init__(self) -> None:
         self._paced, self._zero = False, Mock()
-        torch.cuda.synchronize = lambda where: [message.wait() for message in _Way.sent]  # type: ignore[assignment]
+        torch.cuda.synchronize = _Way.all_received  # type: ignore[assignment]
         torch.cuda.current_stream = Mock()
 
 
 class _Way:
-    """A group that remembers what was sent."""
+    """A group that remembers what was sent. To wait for a message is the work of a stream, so nobody waits here."""
 
-    sent: ClassVar[list[_Way]] = []
+    sent: ClassVar[list[tuple[Any, ...]]] = []
 
     def __init__(self, group: Any) -> None:
-        self.recv, self._send, self._work = group.recv, group.send, None
+        self.recv, self._send = group.recv, group.send
 
-    def send(self, *arguments: Any) -> _Way:
-        message = copy(self)
-        message._work = self._send(*arguments)
-        self.sent.append(message)
-        return message
+    def send(self, *arguments: Any) -> Any:
+        self.sent.append((self._send(*arguments), arguments))
+        return Mock()
 
-    def wait(self) -> None:
-        if self._work:
-            self._work.wait()  # once: gloo would wait for another message
-            self._work = None
+    @classmethod
+    def all_received(cls, where: Any) -> None:
+        while cls.sent:
+            cls.sent.pop()[0].wait()
+
+
+def _after_all_messages(collective: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(*args: Any, **options: Any) -> Any:
+        groups = pl.ranks.local_state()["pipelab.engine groups"].values()
+        if _Way.sent and any(options.get("group") is each.replicas for each in groups if each.replicas):
+            raise RuntimeError("a collective of the replicas was begun while messages were under way")
+        return collective(*args, **options)
+
+    return checked
 
 
 class _Own(torch.Tensor):
@@ -154,9 +161,14 @@ def ranks_with(device: type[Device], count: int) -> Iterator[pl.Ranks]:
         resident.device_of = lambda kind: device()  # type: ignore[assignment]
         if device is not Elsewhere:
             groups.Groups = _with_ways(groups.Groups, _Way if device is Occupied else lambda group: group)  # type: ignore[misc]
+            if device is Occupied:
+                check_collectives(_after_all_messages)
             return
+        check_collectives(_from_host)
+
+    def check_collectives(checked: Callable[..., Any]) -> None:
         for name in ("all_reduce", "reduce", "broadcast"):
-            setattr(dist, name, _from_host(getattr(dist, name)))
+            setattr(dist, name, checked(getattr(dist, name)))
 
     with pl.Ranks(count, timeout=30) as ranks:
         ranks.run(settle)
@@ -311,6 +323,12 @@ def test_device_paced_ranks_that_both_have_sent_do_not_wait_for_each_other() -> 
         result = pipe.step(torch.randn(8, 6), torch.randint(3, (8,)))
     assert len(result.trace.messages) == 8
     assert result.trace.source == "paced"
+
+
+@pytest.mark.parametrize("batchnorm", ["microbatch", "minibatch"])
+def test_device_replicas_meet_when_all_messages_are_through(batchnorm: str) -> None:
+    with ranks_with(Occupied, 4) as ranks:
+        train_on_mesh(ranks, pl.Mesh(dp=2, pp=2), batchnorm=batchnorm, pace=pl.Costs(F=0.01, B=0.02))
 
 
 def test_device_moves_what_lies_in_nested_values() -> None:

@@ -57,12 +57,17 @@ class Replicas:
         """Whether the optimizer of this replica updates `parameter`."""
         return not self.sharded or self.owns(parameter)
 
+    def wait_for_messages(self) -> None:
+        """NCCL wants one group after the other: until all messages of this rank are through."""
+        if self.count > 1:
+            self._device.wait()
+
     @torch.no_grad()
     def add_up(self) -> None:
         """Make every gradient the sum over the replicas; under "shard" it is None where another owns it."""
         if self.count == 1:
             return
-        self._device.wait()  # NCCL wants one group after the other: all messages so far are through
+        self.wait_for_messages()  # those before an update on the way
         used = torch.tensor([p.grad is not None for p in self._parameters], dtype=torch.uint8)
         dist.all_reduce(used, dist.ReduceOp.MAX, group=self._group)
         wanted = [p for p, anywhere in zip(self._parameters, used.tolist(), strict=True) if anywhere]

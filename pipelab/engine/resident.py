@@ -117,6 +117,7 @@ class Resident(Holder):
         ):
             worker.memory = memory
             worker.run(self._recipe.program)
+        self._replicas.wait_for_messages()
         if not all(stage.empty for stage in worker.stages.values()):
             raise EngineError("something of a micro-batch is left on a stage after the step: a fault of pipelab")
         self._forget_batch()
