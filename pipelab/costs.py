@@ -39,6 +39,19 @@ class Link:
         return self.latency_s + num_bytes / self.bytes_per_s
 
 
+class Wire:
+    """One direction of a Link, with the messages that are under way on it."""
+
+    def __init__(self, link: Link) -> None:
+        self._latency_s, self._bytes_per_s = link.latency_s, link.bytes_per_s
+        self._free = -math.inf
+
+    def send(self, now: float, num_bytes: float) -> float:
+        """When a message that is ready at `now` arrives; those before it go first."""
+        self._free = max(now, self._free) + num_bytes / self._bytes_per_s
+        return self._free + self._latency_s
+
+
 @dataclass(frozen=True, init=False)
 class Costs:
     """The time of one stage's actions, and of one hop between ranks.
@@ -97,6 +110,17 @@ class Costs:
         if isinstance(given, tuple) and len(given) == num_stages - 1:
             given = (*given, 0.0)
         return _spread("boundary_bytes", given, num_stages)
+
+    def message_bytes(self, num_stages: int) -> dict[Kind, tuple[float, ...]]:
+        """What each stage sends: a forward its output, a backward the gradient of its input, the output before it."""
+        outputs = self.bytes_per_stage(num_stages)
+        gradients = (0.0, *outputs[:-1])
+        return {Kind.F: outputs, Kind.B: gradients, Kind.I: gradients}
+
+    @property
+    def link(self) -> Link:
+        """`comm` as a Link, over which a plain delay is the same for all bytes."""
+        return self.comm if isinstance(self.comm, Link) else Link(self.comm, math.inf)
 
     @classmethod
     def from_trace(cls, trace: Trace) -> Costs:

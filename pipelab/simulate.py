@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from pipelab.action import Action, Kind
-from pipelab.costs import Costs, Link, or_unit
+from pipelab.costs import Costs, Link, Wire, or_unit
 from pipelab.dependencies import Graph, graph
 from pipelab.errors import CostError
 from pipelab.schedule import Schedule
@@ -33,12 +34,12 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, remat: bool | Re
     costs, g = or_unit(costs), graph(schedule)
     times = costs.per_stage(schedule.num_stages)
     duration = [times[kind][stage] for stage, kind, _ in g.actions]
-    size = _message_bytes(schedule, g, costs)
+    sizes = costs.message_bytes(schedule.num_stages)
+    size = [sizes[kind][stage] if r >= 0 else 0.0 for (stage, kind, _), r in zip(g.actions, g.reader, strict=True)]
     again = [0.0] * len(duration)
     if remat:
         again = [times[Kind.F][stage] if kind in (Kind.B, Kind.I) else 0.0 for stage, kind, _ in g.actions]
-    link = costs.comm if isinstance(costs.comm, Link) else Link(costs.comm, math.inf)
-    start, arrival, begins_again = _run(g, duration, again, size, link, early=remat == "early")
+    start, arrival, begins_again = _run(g, duration, again, size, costs.link, early=remat == "early")
     end = [t + d for t, d in zip(start, duration, strict=True)]
     if math.isinf(max(arrival)):
         raise CostError(f"the times of {schedule.name!r} add up to more than a float can hold: take a larger unit")
@@ -73,7 +74,7 @@ def _run(
     start, begins_again = [0.0] * len(duration), [0.0] * len(duration)
     arrival = [-1.0] * len(duration)  # -1: not made yet
     position, clock = g.first[:-1], [0.0] * (len(g.first) - 1)
-    wire_free: dict[tuple[int, int], float] = {}
+    wires: dict[tuple[int, int], Wire] = defaultdict(lambda: Wire(link))
     waiting: dict[int, int] = {}
     ready = list(range(len(clock)))
     while ready:
@@ -94,24 +95,12 @@ def _run(
             now += duration[index]
             arrival[index] = now
             if reader[index] >= 0:
-                wire = (rank, g.rank_of[reader[index]])
-                leaves = max(now, wire_free.get(wire, 0.0)) + size[index] / link.bytes_per_s
-                wire_free[wire] = leaves
-                arrival[index] = leaves + link.latency_s
+                arrival[index] = wires[rank, g.rank_of[reader[index]]].send(now, size[index])
             if index in waiting:
                 ready.append(waiting.pop(index))
             index += 1
         position[rank], clock[rank] = index, now
     return start, arrival, begins_again
-
-
-def _message_bytes(schedule: Schedule, g: Graph, costs: Costs) -> list[float]:
-    """What every action's message weighs: a forward sends its stage's output, a backward the gradient of its input."""
-    outputs = costs.bytes_per_stage(schedule.num_stages)
-    return [
-        0.0 if reader < 0 else outputs[action.stage] if action.kind is Kind.F else outputs[action.stage - 1]
-        for action, reader in zip(g.actions, g.reader, strict=True)
-    ]
 
 
 def _with_recomputation(spans: Iterable[Span], begins: list[float], again: list[float]) -> Iterator[Span]:

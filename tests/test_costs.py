@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pipelab import CostError, Costs, Kind, Link, Schedule, ScheduleError, gpipe, search, simulate
+from pipelab.costs import Wire
 
 
 def test_defaults_are_unit_times_without_delay():
@@ -82,6 +83,18 @@ def test_split_in_a_v_lays_every_other_pass_backwards():
 def test_wrong_length_names_both_numbers():
     with pytest.raises(CostError, match="F has 3 entries, but there are 4 stages"):
         simulate(gpipe(4, 2), Costs(F=[1, 2, 3]))
+
+
+def test_message_bytes_are_those_of_the_boundary_that_is_crossed():
+    sizes = Costs(boundary_bytes=[10, 20]).message_bytes(3)
+    assert sizes == {Kind.F: (10, 20, 0), Kind.B: (0, 10, 20), Kind.I: (0, 10, 20)}
+
+
+def test_wire_queues_for_the_bandwidth_and_overlaps_latencies():
+    wire = Wire(Link(0.25, 50))  # 100 bytes take 2 s
+    assert [wire.send(now, 100) for now in (1, 2, 3, 20)] == [3.25, 5.25, 7.25, 22.25]
+    delay = Wire(Costs(comm=0.5).link)
+    assert [delay.send(now, 1e9) for now in (0, 0.25)] == [0.5, 0.75]
 
 
 def test_boundary_bytes_may_leave_out_the_last_stage():

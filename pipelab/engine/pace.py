@@ -16,8 +16,8 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 
-from pipelab.action import Action, Kind
-from pipelab.costs import Costs, Link
+from pipelab.action import Action
+from pipelab.costs import Costs, Wire
 from pipelab.engine.options import Clock
 from pipelab.ranks import now
 
@@ -29,11 +29,10 @@ class Pace:
 
     def __init__(self, costs: Costs, num_stages: int, clock: Clock) -> None:
         self._duration = costs.per_stage(num_stages)
-        self._bytes = costs.bytes_per_stage(num_stages)
-        self._comm = costs.comm
+        self._bytes = costs.message_bytes(num_stages)
         self._plain = clock == "plain"
         self._free = _LONG_AGO
-        self._wire_free: dict[int, float] = defaultdict(lambda: _LONG_AGO)
+        self._wires: dict[int, Wire] = defaultdict(lambda: Wire(costs.link))
 
     def value_comes(self, stamp: float) -> None:
         """The next action reads a value that another rank has stamped with the time when it comes."""
@@ -60,12 +59,7 @@ class Pace:
 
     def stamp(self, action: Action, peer: int) -> float:
         """When what `action` has just made comes to rank `peer`."""  # [1]
-        if not isinstance(self._comm, Link):
-            return self._free + self._comm
-        size = self._bytes[action.stage if action.kind is Kind.F else action.stage - 1]
-        leaves = max(self._free, self._wire_free[peer]) + size / self._comm.bytes_per_s
-        self._wire_free[peer] = leaves
-        return leaves + self._comm.latency_s
+        return self._wires[peer].send(self._free, self._bytes[action.kind][action.stage])
 
 
 def _sleep_until(moment: float) -> None:
