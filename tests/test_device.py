@@ -81,16 +81,29 @@ class Occupied(Cuda):
 
 
 class _Way:
-    """A group that remembers what was sent. To wait for a message is the work of a stream, so nobody waits here."""
+    """A group that remembers what was sent. To wait for a message is the work of a stream, so nobody waits here.
+
+    Only the first one from a rank to another keeps its sender until it is received, because it connects the two.
+    """
 
     sent: ClassVar[list[tuple[Any, ...]]] = []
+    connected: ClassVar[set[tuple[int, int]]] = set()
 
     def __init__(self, group: Any) -> None:
-        self.recv, self._send = group.recv, group.send
+        self._group, self._rank = group, dist.get_rank(group)
 
-    def send(self, *arguments: Any) -> Any:
-        self.sent.append((self._send(*arguments), arguments))
+    def send(self, tensors: Any, peer: int, tag: int) -> Any:
+        work = self._group.send(tensors, peer, tag)
+        if (self._rank, peer) not in self.connected:
+            work.wait()
+            self.connected.add((self._rank, peer))
+        else:
+            self.sent.append((work, tensors))
         return Mock()
+
+    def recv(self, tensors: Any, peer: int, tag: int) -> Any:
+        self.connected.add((peer, self._rank))
+        return self._group.recv(tensors, peer, tag)
 
     @classmethod
     def all_received(cls, where: Any) -> None:
@@ -162,6 +175,7 @@ def ranks_with(device: type[Device], count: int) -> Iterator[pl.Ranks]:
         if device is not Elsewhere:
             groups.Groups = _with_ways(groups.Groups, _Way if device is Occupied else lambda group: group)  # type: ignore[misc]
             if device is Occupied:
+                pl.ranks.local_state()["connections"] = _Way.connected
                 check_collectives(_after_all_messages)
             return
         check_collectives(_from_host)
@@ -323,6 +337,16 @@ def test_device_paced_ranks_that_both_have_sent_do_not_wait_for_each_other() -> 
         result = pipe.step(torch.randn(8, 6), torch.randint(3, (8,)))
     assert len(result.trace.messages) == 8
     assert result.trace.source == "paced"
+
+
+def test_device_ranks_are_connected_both_ways_before_the_first_step() -> None:
+    """In a ring, where ranks that each began with the next one would wait for each other."""
+    with ranks_with(Occupied, 3) as ranks:
+        model = nn.Sequential(*[nn.Linear(6, 6) for _ in range(6)])
+        pl.Pipeline(model, pl.interleaved(3, 3, stages_per_rank=2), loss_fn=nn.functional.mse_loss, ranks=ranks)
+        connections = ranks.run(lambda: pl.ranks.local_state()["connections"])
+    ring = {(0, 1), (1, 0), (1, 2), (2, 1), (2, 0), (0, 2)}
+    assert connections == [{pair for pair in ring if rank in pair} for rank in range(3)]
 
 
 @pytest.mark.parametrize("batchnorm", ["microbatch", "minibatch"])

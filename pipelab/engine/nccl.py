@@ -9,12 +9,18 @@ NCCL has no tags: the messages from one rank to another arrive in the order in w
 in that order, whichever is needed first [4]. lower() gives both sides the same order. A send occupies its stream until
 it is received; so each direction has a group, and hence a stream, of its own, and two ranks that send to each other at
 the same time do not wait for each other [5].
+
+Nothing waits in a circle: during a step no process and no layer waits for a send, but for an update on the way (see
+`pipelab.engine.groups`); and a receive is ordered when the head is there, that is, for a send that waits only for layers
+before it and for earlier messages, received before. This needs connections. torch makes one in the first message of a
+pair, where both processes wait, so that is done when the channel is opened [6].
 """
 
 from __future__ import annotations
 
 import pickle
 from collections import defaultdict, deque
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -45,6 +51,16 @@ class NcclChannel(Channel):
         self._peer: dict[Action, int] = {}
         self._here: dict[Action, tuple[Head, Value]] = {}
         self._leaving: defaultdict[int, deque[Works]] = defaultdict(deque)
+
+    def connect(self, peers: Iterable[int]) -> None:
+        """Exchange a number with each of `peers`, on both ways. They must do it too, before the first step."""  # [6]
+        number = torch.zeros(1, device=self._device.where)
+        for peer in sorted(peers):  # every rank goes through its pairs in one order of all pairs
+            pair = sorted((self._rank, peer))
+            for sender, receiver in (pair, pair[::-1]):
+                way = self._way(sender, receiver)
+                work = (way.send if sender == self._rank else way.recv)([number], peer, 0)
+                work.wait()
 
     def post(self, action: Action, peer: int) -> None:
         super().post(action, peer)
@@ -93,8 +109,10 @@ class NcclChannel(Channel):
                     work.wait()
 
 
-def open_channel(num_microbatches: int, groups: Groups, device: Device) -> Channel:
-    """The channel of a rank: by NCCL between GPUs where the ranks have it, else by gloo."""
+def open_channel(num_microbatches: int, groups: Groups, device: Device, peers: Iterable[int]) -> Channel:
+    """The channel of a rank to `peers`: by NCCL between GPUs where the ranks have it, else by gloo."""
     if groups.ways:
-        return NcclChannel(num_microbatches, groups.pipeline, groups.ways, device=device)
+        channel = NcclChannel(num_microbatches, groups.pipeline, groups.ways, device=device)
+        channel.connect(peers)
+        return channel
     return Channel(num_microbatches, groups.pipeline, device=device)

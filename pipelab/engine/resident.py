@@ -29,6 +29,7 @@ from pipelab.engine.stashing import Stash
 from pipelab.engine.update import Update
 from pipelab.engine.worker import Worker
 from pipelab.errors import EngineError
+from pipelab.lower import Receive, Send
 from pipelab.ranks import doing, local_state
 
 _FEEDING = ("step", "predict", "evaluate")  # layers see what comes with these; a state is copied into parameters
@@ -80,7 +81,8 @@ class Resident(Holder):
             )
             for stage, (first, layers) in recipe.layers.items()
         }
-        channel = open_channel(recipe.num_microbatches, groups, self.device)
+        peers = {instruction.peer for instruction in recipe.program if isinstance(instruction, Send | Receive)}
+        channel = open_channel(recipe.num_microbatches, groups, self.device, peers)
         self._worker = Worker(stages, recipe.sources, channel, self._loss)
         self._worker.device = self.device
         check = options.nan == "raise"
