@@ -1,9 +1,9 @@
 """The process groups of a mesh: along each axis the ranks that this one talks to.
 
 On GPUs with NCCL each group has gloo too, for what is not on a GPU. Several groups are then at work at once, each in an
-order of its own, and none waits for another in a circle. Messages alone do not (see `pipelab.engine.nccl`). All replicas
-and slices go through one program, so a collective is a step that they take together. At the end of a program all
-messages are taken, and replicas wait for that before they meet.
+order of its own, and none waits for another in a circle. Messages alone do not (see `pipelab.engine.nccl`). All
+replicas and slices go through one program, so a collective is a step that they take together. At the end of a program
+all messages are taken, and replicas wait for that before they meet.
 
 An update on the way (U) waits too, until all that its rank has sent is received. This is no consequence of lower()'s
 proof, because over NCCL a message is received where it is taken, which may be later than the program's receive.

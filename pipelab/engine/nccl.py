@@ -11,9 +11,9 @@ it is received; so each direction has a group, and hence a stream, of its own, a
 the same time do not wait for each other [5].
 
 Nothing waits in a circle: during a step no process and no layer waits for a send, but for an update on the way (see
-`pipelab.engine.groups`); and a receive is ordered when the head is there, that is, for a send that waits only for layers
-before it and for earlier messages, received before. This needs connections. torch makes one in the first message of a
-pair, where both processes wait, so that is done when the channel is opened [6].
+`pipelab.engine.groups`); and a receive is ordered when the head is there, that is, for a send that waits only for
+layers before it and for earlier messages, received before. This needs connections. torch makes one in the first message
+of a pair, where both processes wait, so that is done when the channel is opened [6].
 """
 
 from __future__ import annotations
