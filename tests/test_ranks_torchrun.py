@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+
+from pipelab.errors import EngineError
+from pipelab.ranks.attempt import name_attempt
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -35,6 +42,11 @@ def fail(how, culprit):
         time.sleep(1000)
     dist.recv(torch.zeros(1), src=culprit if dist.get_rank() == (culprit + 1) % 3 else (culprit + 1) % 3)
 
+def fail_once(mark):
+    if dist.get_rank() == 1 and not os.path.exists(mark):
+        open(mark, "w").close()
+        raise ValueError("planted fault")
+
 how = sys.argv[1]
 ranks = pl.Ranks(4) if how == "too many" else pl.Ranks(timeout=2 if how == "hang" else 60)
 print("rank", dist.get_rank(), "goes on with", ranks)
@@ -44,21 +56,40 @@ if how == "fine":
     for again in ranks.restart, pl.Ranks:
         try: again()
         except pl.EngineError as error: print(error)
+elif how == "restart":
+    try: ranks.run(fail_once, sys.argv[2])
+    except RuntimeError:
+        time.sleep(9)  # so torchrun ends this rank, and does not see it fail
+        raise
+    model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(3)))
+    schedule = pl.gpipe(ranks.num_ranks, 2)
+    pipe = pl.Pipeline(model, schedule, loss_fn=torch.nn.functional.mse_loss, ranks=ranks)
+    print("trained:", pipe.step(torch.ones(4, 2), torch.ones(4, 2)).loss > 0)
 else:
     ranks.run(fail, how, int(sys.argv[2]))
 """  # and no close(): the end of the script is enough
 
 
-def torchrun(folder: Path, *arguments: str) -> tuple[int, str, str, float]:
-    """Exit code, stdout, stderr and seconds of three processes that run the script."""
+def launch(folder: Path, arguments: tuple[str, ...], options: tuple[str, ...]) -> subprocess.Popen[str]:
+    """torchrun, started on the script with these arguments."""
     script = folder / "script.py"
     script.write_text(SCRIPT)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), environment.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(script)]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, str(script), *arguments]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def torchrun(folder: Path, *arguments: str, restarts: int = 0) -> tuple[int, str, str, float]:
+    """Exit code, stdout, stderr and seconds of three processes that run the script."""
+    options = ("--standalone", "--nproc-per-node", "3", "--max-restarts", str(restarts))
     start = time.monotonic()
-    done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=90)
-    return done.returncode, done.stdout, done.stderr, time.monotonic() - start
+    with launch(folder, arguments, options) as process:
+        try:
+            out, err = process.communicate(timeout=90)
+        finally:
+            process.terminate()
+    return process.returncode, out, err, time.monotonic() - start
 
 
 def test_ranks_adopt_the_processes_of_torchrun(tmp_path: Path) -> None:
@@ -95,6 +126,51 @@ def test_ranks_a_death_under_torchrun_ends_all_with_its_name(tmp_path: Path) -> 
     cause = err.split("Root Cause")[1]
     assert "rank      : 1 (local_rank: 1)" in cause
     assert "exitcode  : 7" in cause
+
+
+def test_ranks_of_a_restart_do_not_meet_the_dead(tmp_path: Path) -> None:
+    """Story: torchrun's store outlives an attempt, and the next one read there that all is over."""
+    code, out, err, _ = torchrun(tmp_path, "restart", str(tmp_path / "mark"), restarts=1)
+    assert code == 0, err
+    assert "RankError: rank 1 raised ValueError: planted fault" in err
+    assert out.splitlines()[-1] == "trained: True"
+
+
+@pytest.mark.exhaustive
+def test_ranks_of_a_restart_on_two_hosts_meet_where_only_one_counts_it(tmp_path: Path) -> None:
+    """The host whose rank failed counts a restart; the other one, which only joins again, does not."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meeting = f"127.0.0.1:{free.getsockname()[1]}"
+    options = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "1", "--local-addr", "127.0.0.1")
+    options = (*options, "--rdzv-backend", "c10d", "--rdzv-endpoint", meeting, "--rdzv-id", "two")
+    launchers = [launch(tmp_path, ("restart", str(tmp_path / "mark")), options) for _ in range(2)]
+    try:
+        outs = [process.communicate(timeout=60) for process in launchers]
+    finally:
+        for process in launchers:
+            process.terminate()
+    assert [process.returncode for process in launchers] == [0, 0], outs
+    said = "".join(out for out, _ in outs)
+    assert [said.count("rank 0 goes on"), said.count("trained: True")] == [2, 1]  # not by a further restart
+
+
+def test_ranks_name_their_attempt_over_the_keys_of_a_dead_one() -> None:
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=2))
+    names = []
+    with ThreadPoolExecutor(3) as threads:
+        for _ in range(2):
+            answers = [threads.submit(name_attempt, store, rank, 3) for rank in range(3)]
+            names.append({answer.result() for answer in answers})
+    assert [len(attempt) for attempt in names] == [1, 1]
+    assert names[0] != names[1]
+
+
+def test_ranks_that_do_not_come_to_an_attempt_are_named() -> None:
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=0.1))
+    with pytest.raises(EngineError, match=r"rank 1 has not come to rank 0 within 0.1 s"):
+        name_attempt(store, 0, 2)
 
 
 def test_ranks_a_hang_under_torchrun_shows_every_stack(tmp_path: Path) -> None:

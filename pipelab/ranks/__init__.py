@@ -11,6 +11,7 @@ Functions, classes and tensors of a cell travel there and back, and a failure on
     failure.py     from what happened on the ranks to the one error that the cell sees
     output.py      what the ranks print, in rank order
     torchrun.py    the same calls, in processes that torchrun has started
+    attempt.py     what the ranks of a restarted torchrun share, and the dead ones do not
     hosts.py       on which host this process is, and by which address the others reach it
     line.py        who is still there, on hosts that torchrun does not see
     clock.py       one clock for the ranks of several hosts

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from pipelab.errors import EngineError
 from pipelab.ranks import failure, hosts, pickling, process
+from pipelab.ranks.attempt import name_attempt
 from pipelab.ranks.line import Line
 
 _FOREVER = datetime.timedelta(days=365)
@@ -70,15 +71,28 @@ class Crew:
         if backend == "nccl":
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         self._made_group = not dist.is_initialized()
+        if self._made_group:  # rank 0 is the store's master, unless torchrun is
+            meeting, self._rank, self._size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+        else:
+            self._rank, self._size = dist.get_rank(), dist.get_world_size()
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=False,
+            wait_for_workers=False,
+            timeout=dist.default_pg_timeout,
+        )  # a line of our own: who waits for a key holds up all on the same line
+        attempt = name_attempt(store, self._rank, self._size)
+        self._store = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
         if self._made_group:
             dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo", timeout=process.GROUP_TIMEOUT
+                "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
+                store=dist.PrefixStore(f"{attempt}/group", meeting),  # type: ignore[attr-defined]
+                rank=self._rank,
+                world_size=self._size,
+                timeout=process.GROUP_TIMEOUT,
             )
-        self._rank, self._size = dist.get_rank(), dist.get_world_size()
         self._calls = dist.new_group(backend="gloo", timeout=_FOREVER)
-        self._store = dist.TCPStore(  # type: ignore[attr-defined]
-            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False
-        )
         self._deadline = float("inf")
         self._failed = False
         self._told = False
