@@ -365,6 +365,20 @@ def test_device_moves_what_lies_in_nested_values() -> None:
     assert moved["a"][1][1:] == ["text", None]
 
 
+def test_groups_keep_waiting_as_long_as_that_of_all_ranks(ranks_of: Callable[[int], pl.Ranks]) -> None:
+    """It is the notebook that keeps the time, not torch after half an hour."""
+
+    def timeouts() -> list[Any]:
+        from pipelab.engine.groups import join
+
+        of = [join(pl.Mesh(dp=2, pp=2), "cpu"), join(pl.Mesh(pp=2, tp=2), "cpu")]
+        found = [dist.group.WORLD, of[0].pipeline, of[0].replicas, of[1].slices.get_group()]  # type: ignore[union-attr]
+        return [group._get_backend(torch.device("cpu")).options._timeout for group in found]
+
+    for everyone, *parts in ranks_of(4).run(timeouts):
+        assert parts == [everyone] * 3
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_device_refuses_a_gpu_that_is_not_there(ranks_of: Callable[[int], pl.Ranks]) -> None:
     with pytest.raises(pl.EngineError, match="device='cuda' was asked for, but torch finds no GPU here"):

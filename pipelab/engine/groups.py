@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from pipelab.mesh import Mesh
-from pipelab.ranks import local_state
+from pipelab.ranks import GROUP_TIMEOUT, local_state
 
 
 class Groups:
@@ -53,4 +53,5 @@ def join(mesh: Mesh, kind: str) -> Groups:
 def _mine(mesh: Mesh, axis: str, backend: str | None = None) -> Any:
     """This rank's group along `axis`; by default it can do what the group of all ranks can."""
     groups = [list(group) for group in mesh.groups(axis)]
-    return dist.new_subgroups_by_enumeration(groups, backend=backend)[0]  # type: ignore[no-untyped-call]
+    made = dist.new_subgroups_by_enumeration(groups, GROUP_TIMEOUT, backend)  # type: ignore[no-untyped-call]
+    return made[0]
