@@ -106,6 +106,15 @@ def test_gpu_trace_has_times_in_order(ranks: pl.Ranks) -> None:
     pipe.close()
 
 
+def test_gpu_paced_step_takes_its_time(ranks: pl.Ranks) -> None:
+    costs = pl.Costs(F=0.02, B=0.04)
+    pipe = pipeline(ranks, pl.one_f_one_b(2, 4), pace=costs)
+    for _ in range(2):
+        trace = pipe.step(*batch()).trace
+        assert trace.makespan > 0.99 * pl.simulate(pipe.schedule, costs).makespan
+    pipe.close()
+
+
 def test_gpu_dropout_is_the_same_with_remat(ranks: pl.Ranks) -> None:
     layers = [layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.Dropout(0.5))]
 
