@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,23 @@ def test_hosts_a_rank_that_does_not_come_is_named(store: Any, monkeypatch: pytes
     monkeypatch.setattr(line, "_MEETING_S", 0.1)
     with pytest.raises(pl.EngineError, match=r"ranks \[1\] have not reached rank 0 at 127.0.0.1:\d+ within 0.1 s"):
         line.Line(0, 2, store, pytest.fail)
+
+
+@pytest.mark.parametrize("said", ["1", "{}", '["a", "b"]', "[TOKEN, 1, 'hung up']", "no JSON"])
+def test_hosts_a_caller_that_is_no_rank_is_not_noted(store: Any, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    """Whoever says something else, or has the token and hangs up, is missed like one that does not come."""
+    monkeypatch.setattr(line, "_MEETING_S", 0.5)
+
+    def call() -> None:
+        host, port, token, *_ = json.loads(store.get("pipelab/line"))
+        with socket.create_connection((host, port)) as caller:
+            caller.sendall(f"{said}\n".replace("TOKEN", f'"{token}"').replace("'", '"').encode())
+
+    with ThreadPoolExecutor(1) as threads:
+        calling = threads.submit(call)
+        with pytest.raises(pl.EngineError, match=r"ranks \[1\] have not reached rank 0"):
+            line.Line(0, 2, store, pytest.fail)
+        calling.result()
 
 
 def test_hosts_a_rank_that_nobody_can_reach_is_named(store: Any) -> None:

@@ -84,13 +84,19 @@ class Line:
                         "does a firewall between the hosts close their ports?"
                     ) from error
                 line.settimeout(_MEETING_S)
-                with contextlib.suppress(OSError, ValueError):
-                    given, peer, where = json.loads(line.makefile("rb", 0).readline(1000))
-                    if given == token:
-                        self._peers[peer], self._where[peer] = line, where
-                        for _ in range(_FIRST_BEATS):
-                            asked, _there = _FRAME.unpack(line.recv(_FRAME.size, socket.MSG_WAITALL))
-                            line.sendall(_FRAME.pack(asked, clock.now()))
+                self._meet(line, token)
+
+    def _meet(self, line: socket.socket, token: str) -> None:
+        """Note who has the token and gets through its first beats; hang up on all others."""
+        with contextlib.suppress(OSError, ValueError, TypeError, struct.error):  # no rank, or one that died
+            given, peer, where = json.loads(line.makefile("rb", 0).readline(1000))
+            if given == token:
+                for _ in range(_FIRST_BEATS):
+                    asked, _there = _FRAME.unpack(line.recv(_FRAME.size, socket.MSG_WAITALL))
+                    line.sendall(_FRAME.pack(asked, clock.now()))
+                self._peers[peer], self._where[peer] = line, where
+                return
+        line.close()
 
     def _call(self, store: Any) -> None:
         host, port, token, where, node = json.loads(store.get(_KEY))
