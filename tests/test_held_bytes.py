@@ -111,6 +111,7 @@ def test_held_bytes_are_those_of_the_memory_curve(name: str, remat: str, ranks_o
         partition=[4] * num_stages,
         remat=remat,
         measure_memory=True,
+        nan="ignore",  # otherwise waiting gradients are kept beside new ones, in case those are no numbers
     ) as pipe:
         pipe.step(x, x, update=False)
         result = pipe.step(x, x, update=False)  # the weights' gradients were there before it

@@ -59,7 +59,7 @@ class Pipeline:
       messages. With "gloo" and "cuda" ranks may share GPUs, and messages go through the hosts' memory.
     - `scheduler(optimizer)` makes a learning-rate scheduler, which goes on with every update.
     - `nan`: of a loss that is no finite number, or before an update of such a gradient, "raise" an EngineError and
-      update nothing, or "ignore" it.
+      update nothing, or "ignore" it. To "raise", gradients that wait for an update are kept beside those of the step.
     - `weights`: where the schedule updates on the way (U), which version of its weights an action uses: "stashing",
       "vertical_sync", "two_buffered" or "latest", the rules of `pipelab.weight_versions`.
     - `measure_memory`: a step tells its peak, and what is held after every action; it costs a tenth of its time.
