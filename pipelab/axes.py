@@ -9,10 +9,11 @@ from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
 import matplotlib.pyplot as plt
-from matplotlib import rcParams, rcParamsDefault, style
+from matplotlib import rcParams, rcParamsDefault
 from matplotlib.axes import Axes as Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.style import library as style_sheets
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from pipelab import palette
@@ -30,7 +31,7 @@ _GAP_IN = 0.3  # at least, between the headline and the numbers beside it
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_USUAL = {name: rcParamsDefault[name] for name in style.library["dark_background"]}  # all that a dark style changes
+_USUAL = {name: rcParamsDefault[name] for name in style_sheets["dark_background"]}  # all that a dark style changes
 
 
 def ink_on_paper(draw: Callable[P, R]) -> Callable[P, R]:

@@ -304,25 +304,25 @@ def train_on_mesh(ranks: pl.Ranks, mesh: pl.Mesh, **options: Any) -> Any:
     return [(r.loss, r.gradient_norm) for r in results], pipe.gradients() | pipe.state_dict()
 
 
+def trains_as_the_cpu(there: pl.Ranks, here: pl.Ranks, mesh: pl.Mesh, **options: Any) -> None:
+    """To the bit: losses, norms, gradients and parameters."""
+    losses, tensors = train_on_mesh(there, mesh, **options)
+    expected_losses, expected = train_on_mesh(here, mesh, **options)
+    assert losses == expected_losses
+    assert all(torch.equal(value, expected[name]) for name, value in tensors.items())
+
+
 @pytest.mark.parametrize("data_parallel", ["replicate", "shard"])
 def test_device_replicas_that_share_one_meet_in_the_hosts_memory(
     data_parallel: str, ranks_of: Callable[[int], pl.Ranks]
 ) -> None:
-    mesh = pl.Mesh(dp=2, pp=2)
     with ranks_with(Elsewhere, 4) as there:
-        losses, tensors = train_on_mesh(there, mesh, data_parallel=data_parallel)
-    expected_losses, expected = train_on_mesh(ranks_of(4), mesh, data_parallel=data_parallel)
-    assert losses == expected_losses
-    assert all(torch.equal(value, expected[name]) for name, value in tensors.items())
+        trains_as_the_cpu(there, ranks_of(4), pl.Mesh(dp=2, pp=2), data_parallel=data_parallel)
 
 
 def test_device_slices_draw_as_on_the_cpu_and_send_within_their_pipeline(ranks_of: Callable[[int], pl.Ranks]) -> None:
-    mesh = pl.Mesh(pp=2, tp=2)
     with ranks_with(Dice, 4) as there:
-        losses, tensors = train_on_mesh(there, mesh, tensor_parallel=PAIR)
-    expected_losses, expected = train_on_mesh(ranks_of(4), mesh, tensor_parallel=PAIR)
-    assert losses == expected_losses
-    assert all(torch.equal(value, expected[name]) for name, value in tensors.items())
+        trains_as_the_cpu(there, ranks_of(4), pl.Mesh(pp=2, tp=2), tensor_parallel=PAIR)
 
 
 def test_device_paced_ranks_that_both_have_sent_do_not_wait_for_each_other() -> None:
